@@ -20,6 +20,7 @@ from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntr
 from .answers import outcome_of, without_result
 from .approval import as_edited, permit, with_edit, with_time_out
 from .asking import QUESTION, answer_to, ask_about
+from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import wanted_by
 from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
@@ -49,7 +50,9 @@ class CallOutcomes:
         reports: what tools report while they run.
     """
 
-    def __init__(self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader) -> None:
+    def __init__(
+        self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader, commands: NodeCommands
+    ) -> None:
         self.leave = False
         self.results: dict[str, Outcome] = {}
         self.ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
@@ -63,6 +66,7 @@ class CallOutcomes:
         self._hooks = hooks
         self._patience = patience
         self._load = load
+        self._commands = commands
         self._told = {item.id for item in window.inbox}
         self._unrecorded: list[Callable[[], None]] = []
 
@@ -182,6 +186,7 @@ class CallOutcomes:
             workspace=window.spec["workspace"],
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
             _reporting=reports,
+            _commands=self._commands,
         )
 
     async def _fence(self, call: CallState, *events: LogEntry) -> float:

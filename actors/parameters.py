@@ -49,6 +49,7 @@ class ToolContext:
     workspace: str | None = None
     traceparent: str = ""
     _reporting: Reporting | None = field(default=None, repr=False, compare=False)
+    _commands: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.call_key:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from dataclasses import dataclass
 
 from understudy.errors import ToolError
 
@@ -34,18 +35,44 @@ DRAIN_SECONDS = 0.5
 # pipe ends and the watcher kills the group. PR_SET_PDEATHSIG would reach the shell alone and not its children, and
 # needs Python code between fork and exec, which can deadlock in a process with threads.
 # SIGTERM is for the command: the watcher must outlast it, and the shell stay to wait for the command.
-_GUARDED = """
+GUARDED = """
 exec 3<&0 </dev/null
 (trap '' TERM; read -r _ <&3; kill -KILL 0) >/dev/null 2>&1 &
 watcher=$!
 trap : TERM
-bash -c "$1" 3<&-
+"$@" 3<&-
 code=$?
 exec >/dev/null 2>&1
 kill -KILL $watcher
 wait $watcher
 exit $code
 """
+
+
+@dataclass(frozen=True)
+class ShellCommand:
+    """What a command line is executed as, in the workspace.
+
+    Attributes:
+        arguments: program and arguments, below a guard: standard input must be a pipe, and whoever has its other end
+            keeps the command alive.
+    """
+
+    arguments: tuple[str, ...]
+    directory: str
+    environment: dict[str, str]
+
+
+def shell_command(command: str, context: ToolContext) -> ShellCommand:
+    """How a command line is executed: the only place that says so. Raises `ToolError`: it can't be."""
+    if "\0" in command:
+        raise ToolError("a command can't contain NUL")
+    traced = {"TRACEPARENT": context.traceparent} if context.traceparent else {}
+    return ShellCommand(
+        ("/bin/sh", "-c", GUARDED, "sh", "bash", "-c", command),
+        str(Workspace(context.workspace).root),
+        {**os.environ, **traced},
+    )
 
 
 @tool(on_crash="report", timeout=MAX_TIMEOUT + 30)
@@ -58,10 +85,7 @@ async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
         command: The command line or script.
         timeout: Seconds after which the command is killed, at most 600.
     """
-    if "\0" in command:
-        raise ToolError("a command can't contain NUL")
-    root = Workspace(context.workspace).root
-    traced = {"TRACEPARENT": context.traceparent} if context.traceparent else {}
+    wanted = shell_command(command, context)
     guard_read, guard_write = os.pipe()
     output_read, output_write = os.pipe()
     output = _Output()
@@ -71,12 +95,12 @@ async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
             stream = os.fdopen(output_read, "rb", buffering=0)
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, stream)
             process = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", _GUARDED, "sh", command),
+                *wanted.arguments,
                 stdin=guard_read,
                 stdout=output_write,
                 stderr=output_write,
-                cwd=root,
-                env={**os.environ, **traced},
+                cwd=wanted.directory,
+                env=wanted.environment,
                 start_new_session=True,
             )
         finally:

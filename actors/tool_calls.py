@@ -8,6 +8,7 @@ from collections.abc import Collection, Coroutine
 from typing import Any
 
 from understudy.ports import Node
+from understudy.protocol import FrameIdentity
 from understudy.records import (
     INTERRUPTED_BY_STEER,
     CallState,
@@ -17,6 +18,7 @@ from understudy.waiting import retrieve_error
 
 from .approval import as_edited, is_asked_first
 from .call_outcomes import CallOutcomes, Loader
+from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import is_delegated, wait_for
 from .execution import Outcome, now
@@ -36,14 +38,15 @@ class ToolCalls:
 
     def __init__(
         self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, node: Node, load: Loader,
-        frame_id: str,
+        frame: FrameIdentity,
     ) -> None:  # fmt: skip
         self._window = window
         self._commits = commits
         self._hooks = hooks
         self._node = node
-        self._frame_id = frame_id
-        self._outcomes = CallOutcomes(window, commits, hooks, patience, load)
+        self._frame_id = frame.frame_id
+        commands = NodeCommands(node, frame, window)
+        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, commands)
 
     @property
     def leave(self) -> bool:

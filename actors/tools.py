@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, TypeVar, overload
 
 from understudy.agents import SEND_TO_AGENT, SPAWN_AGENT, START_AGENT
+from understudy.commands import COMMAND_TOOLS, READ_COMMAND, START_COMMAND
 from understudy.errors import InvalidSpec, ToolError
 from understudy.handoffs import HANDOFF, tool_name
 from understudy.suggestions import did_you_mean
@@ -36,6 +37,8 @@ BUILTIN_TOOLS: dict[str, str] = {
     "glob": "understudy.actors.files:glob",
     "grep": "understudy.actors.files:grep",
     "bash": "understudy.actors.shell:bash",
+    START_COMMAND: "understudy.actors.commands:start_command",
+    READ_COMMAND: "understudy.actors.commands:read_command",
 }
 """Where each built-in function is; looked up by name so that a frame imports only what it uses."""
 
@@ -45,6 +48,7 @@ TOOL_GROUPS: dict[str, tuple[str, ...]] = {
     "history": ("recall", "read_message"),
     **NOTEBOOK_GROUPS,
     "agents": (START_AGENT, SEND_TO_AGENT),
+    "commands": (*COMMAND_TOOLS, *JOBS_GROUP["jobs"]),
     **JOBS_GROUP,
 }
 

@@ -21,7 +21,20 @@ log = logging.getLogger(__name__)
 FRAME, CLIENT = "frame", "client"
 
 CALLS = {
-    FRAME: frozenset({"step", "commit", "reload", "interrupted", "judge", "specification", "memory", "blob"}),
+    FRAME: frozenset(
+        {
+            "step",
+            "commit",
+            "reload",
+            "interrupted",
+            "judge",
+            "specification",
+            "memory",
+            "blob",
+            "start_command",
+            "read_command",
+        }
+    ),
     CLIENT: frozenset({"request", "metrics_address"}),
 }
 """What each role may call."""

@@ -12,6 +12,7 @@ from understudy.store.reads import queries
 
 from .basis import NodeBasis
 from .calls import Calls
+from .commands import Commands
 from .deaths import Deaths
 from .feed import Feed
 from .frames import Frames
@@ -38,7 +39,7 @@ class Sweep:
 
     def __init__(
         self, node: NodeBasis, frames: Frames, calls: Calls, interrupts: Interrupts, deaths: Deaths, notices: Notices,
-        take_up: TakeUp, timers: Timers, feed: Feed,
+        take_up: TakeUp, timers: Timers, feed: Feed, commands: Commands,
     ) -> None:  # fmt: skip
         self._node = node
         self._frames = frames
@@ -50,6 +51,7 @@ class Sweep:
         self._take_up = take_up
         self._timers = timers
         self._feed = feed
+        self._commands = commands
         self.swept = 0
 
     async def sweeping(self) -> None:
@@ -79,6 +81,7 @@ class Sweep:
             async for row in in_chunks(rows):
                 await self._swept(row, age, cared_for, resting)
             await self._timers.look()
+            self._commands.look_if_needed()
         except StaleGeneration as error:
             self._node.stale(error)
         except UnderstudyError as error:

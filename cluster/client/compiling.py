@@ -18,6 +18,7 @@ from understudy.actors.hooks import describe_hook
 from understudy.actors.providers import describe_provider
 from understudy.actors.tools import builtin, describe, handoff_spec
 from understudy.actors.typed_output import FINAL_ANSWER
+from understudy.commands import START_COMMAND
 from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
@@ -253,8 +254,9 @@ def function_problems(
     }  # fmt: skip
     problems = [(field, f"{name!r} is there twice") for field, found in each.items() for name in _twice(found)]
     problems += [("handoffs", problem) for problem in own_handoff_problems(spec, names)]
-    if "bash" in names and not spec.allow_bash:
-        problems.append(("tools", "bash needs allow_bash=True"))
+    for name in ("bash", START_COMMAND):
+        if name in names and not spec.allow_bash:
+            problems.append(("tools", f"{name} needs allow_bash=True"))
     if spec.output_type is not None and FINAL_ANSWER in names:
         problems.append(("tools", f"{FINAL_ANSWER!r} is taken, by the tool that gives an answer of the output type"))
     if spec.agents and not {"spawn_agent", "start_agent"} & set(names):
