@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from understudy.commands import LONGEST_READ, READ_BYTES, STOPPING, CommandEnd, CommandOutput, StartCommand
+from understudy.commands import LONGEST_READ, LOST, READ_BYTES, STOPPING, CommandEnd, CommandOutput, StartCommand
 from understudy.errors import InvalidInput, UnderstudyError
 from understudy.ports import CommandProcesses
 from understudy.records import ActivationId
@@ -186,7 +186,9 @@ class Commands:
                 processes.remove(key)
         for row in rows:
             if row.ended_at:
-                break
+                if row.state == LOST and processes is not None and row.key in known:
+                    processes.stop(row.key, force=True)  # others have given it up; as a rule it is gone
+                continue
             if processes is None or row.key not in known:
                 await self._without_process(row)
             else:

@@ -121,9 +121,11 @@ def lost(tx: Transaction, nodes: Collection[str]) -> int:
         nodes: those that have one.
     """
     where = (TABLE.c.namespace == tx.namespace, TABLE.c.ended_at == 0, TABLE.c.node_id.not_in(list(nodes)))
-    found = tx.read(select(TABLE.c.session_id, TABLE.c.key).where(*where).order_by(TABLE.c.key)).all()
+    columns = (TABLE.c.session_id, TABLE.c.key, TABLE.c.node_id)
+    found = tx.read(select(*columns).where(*where).order_by(TABLE.c.key)).all()
     tx.load(row.session_id for row in found)
     for row in found:
+        tx.commands[row.node_id] = None
         ended(tx, row.session_id, row.key, None)
     return len(found)
 
