@@ -99,7 +99,9 @@ class NodeProcess(NodeCalls):
             world.store.dsn, world.namespace, machine.node_id, f"node-{machine.node_id}",
             span_directory=world.span_directory,
         )  # fmt: skip
-        self.service = NodeService(config, RemoteGateway(self._to_gateway), self._tell, self._kill_gateway)
+        self.service = NodeService(
+            config, RemoteGateway(self._to_gateway), self._tell, self._kill_gateway, world.commands.of(machine)
+        )
         self._starting = asyncio.Lock()
         self._started = False
         self._beat = time.monotonic()
