@@ -34,6 +34,12 @@ GROWTH_SECONDS = 0.1
 ALONE_SECONDS = 120.0
 """A command that no service has looked after for so long ends."""
 
+COMMANDS_PREFIX = "commands-"
+"""How the names of such directories begin that are beside each other."""
+
+FORGOTTEN_SECONDS = 3_600
+"""What is left of a node that is gone is removed when nothing has changed there for so long."""
+
 TIDY_ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
 """That of the runner itself."""
 
@@ -64,6 +70,10 @@ class LocalCommands:
         if self._lock < 0:
             self._lock = os.open(self._limits["service"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_SH)  # a runner that looks at it holds it for a moment only
+        if self._directory.name.startswith(COMMANDS_PREFIX):
+            for other in self._directory.parent.glob(f"{COMMANDS_PREFIX}*"):
+                if other != self._directory:
+                    _remove_if_forgotten(other)
 
     def close(self) -> None:
         """See `CommandProcesses.close`."""
@@ -175,6 +185,26 @@ class LocalCommands:
         """See `CommandProcesses.remove`."""
         self.stop(key, force=True)
         shutil.rmtree(self._directory / key, ignore_errors=True)
+
+
+def _remove_if_forgotten(directory: Path) -> None:
+    """Remove what is left of a node that is gone: no service looks after it, no runner lives, and it is old."""
+    with suppress(OSError):
+        entries = [directory, *directory.iterdir()]
+        is_old = time.time() - max(entry.stat().st_mtime for entry in entries) > FORGOTTEN_SECONDS
+        if is_old and all(_is_free(lock) for lock in (directory / "service", *directory.glob("*/lock"))):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_free(lock: Path) -> bool:
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _read(path: Path) -> dict[str, Any] | None:
