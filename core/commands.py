@@ -113,12 +113,14 @@ class CommandEnd(msgspec.Struct, frozen=True):
     Attributes:
         exit_code: negative: the signal that ended it. None if it is not known, because what ran it was killed.
         tail: the end of its output.
-        problem: why it could not be started, or was stopped, if it was not the session's wish; empty otherwise.
+        problem: why it could not be started, was stopped without the session's wish, or is lost; empty otherwise.
+        lost: nothing is known of its end.
     """
 
     exit_code: int | None = None
     tail: str = ""
     problem: str = ""
+    lost: bool = False
 
 
 def job_identifier(call_id: str) -> str:

@@ -27,10 +27,10 @@ class NodeConfig:
     """What a node service is started with.
 
     Attributes:
-        command_directory: of commands in the background; empty where there can be none.
         host: the node's address, for whoever wants its metrics from elsewhere.
         serves_metrics: whether there is an HTTP server for them.
         prices: of models, for profiles that have none of their own.
+        command_directory: of commands in the background; empty where there can be none.
     """
 
     store: str
@@ -39,12 +39,12 @@ class NodeConfig:
     writer: str
     metrics_port: int = 0
     span_directory: str = ""
-    command_directory: str = ""
     schema_policy: str = "auto"
     host: str = "127.0.0.1"
     telemetry: Mapping[str, str] = field(default_factory=dict)
     serves_metrics: bool = True
     prices: Mapping[str, Price] = field(default_factory=dict)
+    command_directory: str = ""
 
 
 class NodeBasis:

@@ -58,9 +58,9 @@ class LocalCommands:
         self, directory: str, *, seconds: float = MOST_SECONDS, kept: int = KEPT_OUTPUT, alone: float = ALONE_SECONDS
     ) -> None:
         self._directory = Path(directory)
+        self._service = self._directory / "service"
         self._limits = {
-            "seconds": seconds, "part": kept, "tail": TAIL_BYTES, "alone": alone,
-            "service": str(self._directory / "service"),
+            "seconds": seconds, "part": kept, "tail": TAIL_BYTES, "alone": alone, "service": str(self._service),
         }  # fmt: skip
         self._lock = -1
 
@@ -68,7 +68,7 @@ class LocalCommands:
         """See `CommandProcesses.open`."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._lock < 0:
-            self._lock = os.open(self._limits["service"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(self._service, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_SH)  # a runner that looks at it holds it for a moment only
         if self._directory.name.startswith(COMMANDS_PREFIX):
             for other in self._directory.parent.glob(f"{COMMANDS_PREFIX}*"):
@@ -122,7 +122,11 @@ class LocalCommands:
             finally:
                 os.close(handle)
         found = _read(place / "end")
-        return CommandEnd(**found) if found is not None else CommandEnd(problem="is lost: what ran it was killed")
+        return (
+            CommandEnd(**found)
+            if found is not None
+            else CommandEnd(problem="is lost: what ran it was killed", lost=True)
+        )
 
     def _runner(self, key: str) -> int | None:
         """A descriptor of the runner's process; None if that has ended."""
@@ -219,7 +223,12 @@ async def _readable(descriptor: int) -> None:
     """Wait until a descriptor can be read: that of a process, until it has ended."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(descriptor, lambda: ended.done() or ended.set_result(None))
+
+    def set_ended() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    loop.add_reader(descriptor, set_ended)
     try:
         await ended
     finally:

@@ -126,8 +126,8 @@ class Runner:
                 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGPIPE):
                     signal.signal(number, signal.SIG_DFL)
                 os.chdir(self._wanted["directory"])
-                for number, source in ((0, guard_read), (1, output_write), (2, output_write)):
-                    os.dup2(source, number)
+                for target, source in ((0, guard_read), (1, output_write), (2, output_write)):
+                    os.dup2(source, target)
                 arguments, environment = self._wanted["arguments"], self._wanted["environment"]
                 os.execvpe(arguments[0], arguments, environment)
             except OSError as error:

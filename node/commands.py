@@ -6,7 +6,16 @@ import asyncio
 import logging
 from typing import Any
 
-from understudy.commands import LONGEST_READ, LOST, READ_BYTES, STOPPING, CommandEnd, CommandOutput, StartCommand
+from understudy.commands import (
+    LONGEST_READ,
+    LOST,
+    READ_BYTES,
+    RUNNING,
+    STOPPING,
+    CommandEnd,
+    CommandOutput,
+    StartCommand,
+)
 from understudy.errors import InvalidInput, UnderstudyError
 from understudy.ports import CommandProcesses
 from understudy.records import ActivationId
@@ -77,12 +86,13 @@ class Commands:
         self._starting[name] = self._starting.get(name, 0) + 1
         try:
             found = await self._node.journal.submit(operation, activation.session_id)
-            if found.node_id == here and not found.ended_at and found.key not in self._watched:
+            if found.node_id == here and found.state == RUNNING and found.key not in self._watched:
                 await self._begin(processes, found, wanted)
         finally:
             self._starting[name] -= 1
             if not self._starting[name]:
                 del self._starting[name]
+            self.look_soon()  # it may have been stopped meanwhile, and was left alone while it was started
         job: str = found.job
         return job
 
@@ -95,7 +105,6 @@ class Commands:
             processes.remove(found.key)
             raise InvalidInput(f"the command {end.problem}", session_id=found.session_id) from None
         self._watch(found.session_id, found.key)
-        self.look_soon()  # it may have been stopped while it was started
 
     async def read(
         self, frame_id: str, activation: ActivationId, job: str, after: int | None, wait: float

@@ -223,10 +223,9 @@ class Transaction:
         self.load(session_ids)
         self._note_removal(max(self.session(session_id).incarnation for session_id in session_ids))
         self.flush()
-        at_work = (COMMAND.c.namespace == self.namespace, COMMAND.c.ended_at == 0)
-        at_work = (*at_work, COMMAND.c.session_id.in_(session_ids))
+        mine = (COMMAND.c.namespace == self.namespace, COMMAND.c.session_id.in_(session_ids))
         nodes = self.connection.execute(
-            select(COMMAND.c.node_id).where(*at_work).distinct().order_by(COMMAND.c.node_id)
+            select(COMMAND.c.node_id).where(*mine, COMMAND.c.ended_at == 0).distinct().order_by(COMMAND.c.node_id)
         )
         self.commands.update(dict.fromkeys(nodes.scalars()))
         for start in range(0, len(session_ids), LOADED_AT_ONCE):

@@ -94,8 +94,8 @@ def ended(
         return True
     if never_begun and found.state == RUNNING and _may_be_repeated(tx, row, found.call_id):
         return False
-    state = LOST if end is None else STOPPED if found.state == STOPPING else ENDED
-    end = end or CommandEnd()
+    end = end or CommandEnd(lost=True)
+    state = STOPPED if found.state == STOPPING else LOST if end.lost else ENDED
     values = {"exit_code": end.exit_code, "tail": storable(end.tail), "problem": storable(end.problem)}
     _change(tx, row, found.job, state=state, ended_at=tx.now, **values)
     duration = max(0, tx.now - found.started_at)
