@@ -134,6 +134,7 @@ async def test_output_is_read_on_and_waited_for(kernel: k.Kernel, tmp_path: Path
     await kernel.until("s", "tool_finished", 3)
     (tmp_path / "go").write_text("\n")
     await kernel.until("s", "command_ended")
+    await kernel.until("s", "timer_set")
     _, first, none, second, listed, stopped = await kernel.results()
     assert first == "one\n\n[running; bytes 0 to 4 of 4]"
     assert none == "[running; bytes 4 to 4 of 4]"
@@ -232,7 +233,8 @@ async def test_twenty_kills(kernel: k.Kernel, tmp_path: Path) -> None:
     commands = [start(f"echo {number} >> begun; {SLEEPER}") for number in range(count)]
     stops = [("stop_job", {"job": job(index=index)}) for index in range(count)]
     pauses = [[pause(0.05)] for _ in range(10)]
-    await begin(kernel, tmp_path, commands, *pauses, stops, "ok")
+    patient = {**k.POLICY, "stuck_after": 100}  # deaths may come faster than anything is done
+    await begin(kernel, tmp_path, commands, *pauses, stops, "ok", restart=patient)
     for _ in range(20):
         if chosen.random() < 0.5 and kernel.is_up:
             kernel.kill_node()
