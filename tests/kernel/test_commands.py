@@ -161,7 +161,8 @@ async def test_a_cancel_stops_what_the_run_has_started(kernel: k.Kernel, tmp_pat
     await kernel.send("s", run_id="second")
     await kernel.until("s", "timer_set")
     await kernel.ask("cancel", "s", "second", "enough")
-    await kernel.until("s", "command_ended")
+    async with asyncio.timeout(k.STUCK_SECONDS):
+        await kernel.until("s", "command_ended")
     second = job(run_id="second")
     assert await states(kernel) == {job(): "started", second: "stopped"}
     await kernel.ask("close", "s", "done")
