@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from understudy.approvals import APPROVAL, APPROVE, REJECT, Remembered, rejection, remembered
+from understudy.commands import START_COMMAND
 from understudy.confinement import confinement_of
 from understudy.records import Ask, CallState
 from understudy.wakeups import microseconds
@@ -23,8 +24,8 @@ from .command_rules import judge
 from .execution import Outcome
 from .window import Window
 
-BASH = "bash"
-"""The built-in tool whose commands have rules."""
+SHELL_TOOLS = ("bash", START_COMMAND)
+"""The built-in tools whose commands have rules."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ def is_asked_first(window: Window, call: CallState, spec: dict[str, Any]) -> boo
 
 
 def by_rules(window: Window, spec: dict[str, Any], permitted: Permitted) -> Permitted | Outcome:
-    """What the agent's rules for commands say of a call of `bash` that hooks permit; its outcome if it is refused."""
-    rules = confinement_of(window.spec).rules if spec["source"].get("builtin") == BASH else ()
+    """What the agent's rules for commands say of a call that hooks permit; its outcome if it is refused."""
+    rules = confinement_of(window.spec).rules if spec["source"].get("builtin") in SHELL_TOOLS else ()
     rule = judge(_command(permitted.call.arguments), rules)
     if rule is None:
         return permitted
@@ -65,7 +66,7 @@ def by_rules(window: Window, spec: dict[str, Any], permitted: Permitted) -> Perm
 
 
 def _command(arguments: str) -> str:
-    """The command that `bash` is called with; empty if there is none, and the call will not be executed."""
+    """The command that a call is to execute; empty if there is none, and the call will not be executed."""
     try:
         found = json.loads(arguments)["command"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -21,6 +21,7 @@ from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntr
 from .answers import outcome_of, without_result
 from .approval import Permitted, as_edited, by_rules, permit, with_edit, with_time_out
 from .asking import QUESTION, answer_to, ask_about
+from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import wanted_by
 from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
@@ -54,7 +55,7 @@ class CallOutcomes:
 
     def __init__(
         self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader, skills: SkillFiles,
-        tasks: TaskCalls,
+        tasks: TaskCalls, commands: NodeCommands,
     ) -> None:  # fmt: skip
         self.leave = False
         self.results: dict[str, Outcome] = {}
@@ -71,6 +72,7 @@ class CallOutcomes:
         self._load = load
         self._skills = skills
         self._tasks = tasks
+        self._commands = commands
         self._told = {item.id for item in window.inbox}
         self._unrecorded: list[Callable[[], None]] = []
 
@@ -237,6 +239,7 @@ class CallOutcomes:
             web=window.web,
             arguments=arguments_of(call.arguments) or {},
             _reporting=reports,
+            _commands=self._commands,
         )
 
     async def _fence(self, call: CallState, *events: LogEntry) -> float:

@@ -1,186 +1,93 @@
-"""One command in a process group of its own, which can't outlive its call, nor the frame; its output is bounded."""
+"""Tools by which a model starts commands in the background and reads what they write. `list_jobs` has them, too, and
+`stop_job` stops them."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from subprocess import DEVNULL, PIPE
+from pathlib import Path
 
-TERMINATE_GRACE = 2.0
-"""Seconds between SIGTERM and SIGKILL for a command past its time."""
+from understudy.commands import (
+    LONGEST_READ,
+    CommandOutput,
+    CommandProcess,
+    command_problem,
+    ending,
+)
+from understudy.errors import ToolError, UnderstudyError
 
-CANCEL_GRACE = 1.0
-"""The same for a cancelled call: shorter than what `execution` waits before it calls a tool stuck."""
-
-KILL_GRACE = 0.5
-"""Seconds that a killed command has to be gone: so that nothing of it outlives its call, unless it can't be killed."""
-
-DRAIN_SECONDS = 0.5
-"""How long output is still read once the command's group is dead; only a process that left the group keeps it open."""
-
-# Standard error is a pipe to read from, whose other end only the frame holds. However the frame dies, the pipe ends and
-# the watcher in the command's group kills the group. PR_SET_PDEATHSIG would reach the shell alone and not its children,
-# and needs Python code between fork and exec, which can deadlock in a process with threads.
-# SIGTERM is for the command: the watcher must outlast it, the shell stay to wait for the command, and so must what
-# holds a sandbox together, which ignores it; the command's own command line restores it (`sandbox.limited`).
-# Where memory is short, the kernel ends the command before the frame.
-GUARD = """
-exec 3<&2 2>&1
-(trap '' TERM; read -r _ <&3; kill -KILL 0) </dev/null >/dev/null 2>&1 &
-watcher=$!
-trap : TERM
-(trap '' TERM; echo 1000 2>/dev/null >/proc/self/oom_score_adj; exec "$@" 3<&-)
-code=$?
-exec >/dev/null 2>&1
-kill -KILL $watcher
-wait $watcher
-exit $code
-"""
+from .commanding import NodeCommands
+from .execution import known_secrets
+from .guarded import guarded
+from .shell import shell_command
+from .tools import ToolContext, tool
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended.
-
-    Attributes:
-        code: its exit code, or minus the signal that ended it.
-        timed_out: it was ended, because its time was over.
-        output: what it wrote, standard output and error together, as far as it was kept.
-        left_out: bytes that are missing after the first half of what is kept.
-    """
-
-    code: int
-    timed_out: bool
-    output: bytes
-    left_out: int = 0
-
-
-async def run(
-    command_line: Sequence[str], *, directory: str, environment: Mapping[str, str], seconds: float | None, kept: int,
-    sent: bytes | None = None,
-) -> Ended:  # fmt: skip
-    """Run a command to its end, and end all that it started with it. A cancelled one is over when that is raised.
-
-    Args:
-        seconds: after which the command is ended; None for never.
-        kept: bytes of its output: half from the beginning, half from the end.
-        sent: its standard input; empty without.
-
-    Raises:
-        OSError: it can't be started.
-    """
-    guard_read, guard_write = os.pipe()
-    output_read, output_write = os.pipe()
-    output = Output(kept)
-    transport: asyncio.BaseTransport | None = None
-    try:
-        try:
-            stream = os.fdopen(output_read, "rb", buffering=0)
-            transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, stream)
-            process = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", GUARD, "sh", *command_line),
-                stdin=DEVNULL if sent is None else PIPE,
-                stdout=output_write,
-                stderr=guard_read,
-                cwd=directory,
-                env=environment,
-                start_new_session=True,
-            )
-        finally:
-            os.close(guard_read)
-            os.close(output_write)
-        if sent is not None and process.stdin is not None:
-            process.stdin.write(sent)
-            process.stdin.close()  # once it is written
-        timed_out = await _finish(process, seconds)
-        await asyncio.wait({output.closed}, timeout=DRAIN_SECONDS)
-    finally:
-        os.close(guard_write)
-        if transport is not None:
-            transport.close()
-    return Ended(process.returncode or 0, timed_out, output.kept(), output.left_out)
-
-
-async def _finish(process: asyncio.subprocess.Process, seconds: float | None) -> bool:
-    """Wait for the command and kill what is left of its group. Whether its time was over."""
-    try:
-        await asyncio.wait_for(process.wait(), seconds)
-    except TimeoutError:
-        await _terminate(process, TERMINATE_GRACE)
-        return True
-    except asyncio.CancelledError:
-        await _terminate(process, CANCEL_GRACE)
-        raise
-    finally:
-        _signal(process.pid, signal.SIGKILL)
-    return False
-
-
-async def _terminate(process: asyncio.subprocess.Process, grace: float) -> None:
-    for group in (process.pid, *_sessions_below(process.pid)):
-        _signal(group, signal.SIGTERM)
-    try:
-        await asyncio.wait_for(process.wait(), grace)
-    except TimeoutError:
-        _signal(process.pid, signal.SIGKILL)  # what ignores SIGTERM
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), KILL_GRACE)
-
-
-def _sessions_below(pid: int) -> list[int]:
-    """Processes below this one that lead sessions of their own: a sandbox gives its command one."""
-    found, pending = list[int](), [pid]
-    while pending and len(found) < 1_000:
-        try:
-            with open(f"/proc/{(parent := pending.pop())}/task/{parent}/children") as children:
-                pending += map(int, children.read().split())
-            if parent != pid and os.getsid(parent) == parent:
-                found.append(parent)
-        except OSError:
-            pass  # it is gone
+def _commands(context: ToolContext) -> NodeCommands:
+    found: NodeCommands | None = context._commands
+    if found is None:
+        raise ToolError("commands in the background are there within a session only")
     return found
 
 
-def _signal(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of the group
-        os.killpg(group, number)
+@tool(on_crash="rerun")
+async def start_command(command: str, context: ToolContext, name: str = "") -> str:
+    """Start a command with bash in the workspace, in the background, and return its job id at once.
 
+    It goes on while you do something else, also when your run has ended. You are told when it has ended, with its exit
+    code and the end of its output. At most 8 at a time; there is no input to read from. What it starts itself ends with
+    it.
 
-class Output(asyncio.Protocol):
-    """The beginning and the end of a stream of any length, in bounded memory.
-
-    Attributes:
-        closed: done when the stream has ended.
+    Args:
+        command: The command line or script.
+        name: What it is, in a few words, for the list of jobs.
     """
+    problem = command_problem(command, name)
+    if problem is not None:
+        raise ToolError(problem)
+    wanted = await shell_command(command, context)
+    process = CommandProcess(guarded(wanted.arguments), wanted.directory, wanted.environment, known_secrets(), _umask())
+    try:
+        job = await _commands(context).start(context.call_id, command, name, process)
+    except UnderstudyError as error:
+        raise ToolError(error.message) from None
+    return f"started command {job}"
 
-    def __init__(self, limit: int) -> None:
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._half = limit // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._total = 0
 
-    def data_received(self, data: bytes) -> None:
-        self._total += len(data)
-        space = self._half - len(self._head)
-        self._head += data[:space]
-        self._tail += data[space:]
-        if len(self._tail) > 2 * self._half:
-            del self._tail[: -self._half]
+@tool(on_crash="rerun", timeout=LONGEST_READ + 60)
+async def read_command(job: str, context: ToolContext, after: int | None = None, wait: float = 0) -> str:
+    """Read what a command in the background has written (stdout and stderr together), and how it stands.
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
+    Args:
+        job: Its id.
+        after: Bytes of its output that you have read: the result says how many. Leave it out for the end of the output.
+        wait: Seconds to wait for more output, at most 60, if there is none and the command has not ended.
+    """
+    if (after is not None and after < 0) or not 0 <= wait <= LONGEST_READ:
+        raise ToolError(f"after must be a number of bytes, and wait 0 to {LONGEST_READ} seconds")
+    try:
+        found = await _commands(context).read(job, after, wait)
+    except UnderstudyError as error:
+        raise ToolError(error.message) from None
+    return _shown(found, after)
 
-    @property
-    def left_out(self) -> int:
-        """Bytes between the two halves that are not kept."""
-        return self._total - len(self._head) - len(self._tail[-self._half :])
 
-    def kept(self) -> bytes:
-        """Both halves."""
-        return bytes(self._head + self._tail[-self._half :])
+def _shown(found: CommandOutput, after: int | None) -> str:
+    """What a model reads of it: the output, and a line in brackets."""
+    text = found.data.decode(errors="replace")
+    state = found.state if found.state in ("running", "stopping") else ending(found.state, found.exit_code, "")
+    if found.node_id:
+        where = f"it is on node {found.node_id[:12]}, and its output can't be read here"
+        return f"{text}\n[{state}; {where}{', but for its end' if text else ''}]".lstrip("\n")
+    end = found.start + len(found.data)
+    dropped = found.start - after if after is not None and found.start > after else 0
+    notes = [state, f"bytes {found.start} to {end} of {found.size}"]
+    notes += [f"{dropped} bytes before that are not kept any more"] if dropped else []
+    notes += [f"read on after {end}"] if end < found.size else []
+    return f"{text}\n[{'; '.join(notes)}]".lstrip("\n")
+
+
+def _umask() -> int:
+    """This process's file mode creation mask; to ask for it otherwise would change it for a moment."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022

@@ -163,7 +163,7 @@ def _outcome(outcome: str, content: Result | str, duration: int, started_at: int
 
 def presentable(text: str) -> str:
     """`text` as a message may hold it: secrets replaced, storable as UTF-8 everywhere, not too long."""
-    for secret in _secrets():
+    for secret in known_secrets():
         text = text.replace(secret, "***")
     text = storable(text)
     if len(text) <= MAX_RESULT_CHARACTERS:
@@ -173,8 +173,9 @@ def presentable(text: str) -> str:
     return text[:half] + note + text[-half:]
 
 
-def _secrets() -> list[str]:
-    """Values that must not be shown, as they are and as JSON writes them; longest first, as one may contain another."""
+def known_secrets() -> list[str]:
+    """Values of this process's environment that must not be shown, as they are and as JSON writes them; longest first,
+    as one may contain another."""
     values = [value for value in secret_values(os.environ) if len(value) >= MIN_SECRET_CHARACTERS]
     found = {text for value in values for text in (value, json.dumps(value)[1:-1])}
     return sorted(found, key=len, reverse=True)

@@ -71,6 +71,7 @@ class ToolContext:
     web: WebRules | None = None
     arguments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _reporting: Reporting | None = field(default=None, repr=False, compare=False)
+    _commands: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.call_key:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from understudy.config import state_home
 from understudy.confinement import Confinement
 from understudy.errors import InvalidConfiguration, ToolError
 
-from .commands import Ended, run
+from .guarded import Ended, run
 
 PROBE_SECONDS = 10
 
@@ -49,7 +50,7 @@ Where a limit is lower already, it stays, and `ulimit` complains."""
 
 
 class Backend(Protocol):
-    """Makes command lines that confine a command; `commands.run` runs them, and so may anything else.
+    """Makes command lines that confine a command; `guarded.run` runs them, and so may anything else.
 
     Attributes:
         name: as `Sandbox.backend` has it.
@@ -214,23 +215,57 @@ def backend_of(confinement: Confinement) -> Backend:
     return Bubblewrap()
 
 
-async def run_confined(
-    command: Sequence[str], workspace: str | None, confinement: Confinement, *, seconds: float | None, kept: int,
-    variables: Mapping[str, str], code: Sequence[str] = (), sent: bytes | None = None,
-) -> Ended:  # fmt: skip
-    """Run a command in the agent's sandbox. See `Backend.command_line` and `commands.run`.
+@dataclass(frozen=True)
+class Confined:
+    """What a command is executed as, in its sandbox.
+
+    Attributes:
+        arguments: program and arguments.
+        directory: it begins there.
+        environment: all variables that it has.
+    """
+
+    arguments: list[str]
+    directory: str
+    environment: dict[str, str]
+
+
+async def confined(
+    command: Sequence[str], workspace: str | None, confinement: Confinement, variables: Mapping[str, str],
+    code: Sequence[str] = (),
+) -> Confined:  # fmt: skip
+    """How a command is executed in the agent's sandbox. See `Backend.command_line`.
 
     Args:
         variables: for its environment.
 
     Raises:
-        ToolError: there is no sandbox, or the command can't be started.
+        ToolError: there is no sandbox that works.
     """
     backend = await asyncio.to_thread(backend_of, confinement)
     line = backend.command_line(command, workspace, confinement, code)
+    return Confined(line, workspace or "/", backend.environment(variables))
+
+
+async def run_confined(
+    command: Sequence[str], workspace: str | None, confinement: Confinement, *, seconds: float | None, kept: int,
+    variables: Mapping[str, str], code: Sequence[str] = (), sent: bytes | None = None,
+) -> Ended:  # fmt: skip
+    """Run a command in the agent's sandbox. See `confined` and `guarded.run`.
+
+    Raises:
+        ToolError: there is no sandbox, or the command can't be started.
+    """
+    return await run_to_its_end(
+        await confined(command, workspace, confinement, variables, code), seconds=seconds, kept=kept, sent=sent
+    )
+
+
+async def run_to_its_end(made: Confined, *, seconds: float | None, kept: int, sent: bytes | None = None) -> Ended:
+    """See `guarded.run`. Raises `ToolError`: the command can't be started."""
     try:
         return await run(
-            line, directory=workspace or "/", environment=backend.environment(variables), seconds=seconds, kept=kept,
+            made.arguments, directory=made.directory, environment=made.environment, seconds=seconds, kept=kept,
             sent=sent,
         )  # fmt: skip
     except OSError as error:

@@ -8,10 +8,27 @@ from understudy.confinement import MAX_SECONDS
 from understudy.errors import ToolError
 from understudy.skills import SKILLS_VARIABLE
 
-from .commands import Ended
-from .sandbox import run_confined
+from .guarded import Ended
+from .sandbox import Confined, confined, run_to_its_end
 from .tools import ToolContext, tool
 from .workspace import Workspace
+
+
+async def shell_command(command: str, context: ToolContext) -> Confined:
+    """How a command line is executed, in the workspace and the agent's sandbox: the only place that says so.
+
+    Raises:
+        ToolError: it can't be.
+    """
+    if "\0" in command:
+        raise ToolError("a command can't contain NUL")
+    root = str(Workspace(context.workspace).root)
+    variables = {"TRACEPARENT": context.traceparent} if context.traceparent else {}
+    skills = await context.skills_directory()
+    if skills is not None:
+        variables[SKILLS_VARIABLE] = skills
+    code = () if skills is None else (skills,)
+    return await confined(["bash", "-c", command], root, context.confinement, variables, code)
 
 
 @tool(on_crash="report", timeout=MAX_SECONDS + 30)
@@ -25,19 +42,9 @@ async def bash(command: str, context: ToolContext, timeout: int = 120) -> str:
         command: The command line or script.
         timeout: Seconds after which the command is killed, at most 600.
     """
-    if "\0" in command:
-        raise ToolError("a command can't contain NUL")
-    root = str(Workspace(context.workspace).root)
     confinement = context.confinement
     seconds = min(max(timeout, 1), confinement.seconds)
-    variables = {"TRACEPARENT": context.traceparent} if context.traceparent else {}
-    skills = await context.skills_directory()
-    if skills is not None:
-        variables[SKILLS_VARIABLE] = skills
-    ended = await run_confined(
-        ["bash", "-c", command], root, confinement, seconds=seconds, kept=confinement.output, variables=variables,
-        code=() if skills is None else (skills,),
-    )  # fmt: skip
+    ended = await run_to_its_end(await shell_command(command, context), seconds=seconds, kept=confinement.output)
     return f"{_text(ended)}\n{_ending(ended, seconds)}".lstrip("\n")
 
 

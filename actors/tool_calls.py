@@ -8,6 +8,7 @@ from collections.abc import Collection, Coroutine
 from typing import Any
 
 from understudy.ports import Node
+from understudy.protocol import FrameIdentity
 from understudy.records import (
     INTERRUPTED_BY_STEER,
     CallState,
@@ -17,6 +18,7 @@ from understudy.waiting import retrieve_error
 
 from .approval import as_edited, is_asked_first
 from .call_outcomes import CallOutcomes, Loader
+from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import is_delegated, wait_for
 from .execution import Outcome, now
@@ -38,15 +40,16 @@ class ToolCalls:
 
     def __init__(
         self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, node: Node, load: Loader,
-        frame_id: str,
+        frame: FrameIdentity,
     ) -> None:  # fmt: skip
         self._window = window
         self._commits = commits
         self._hooks = hooks
         self._node = node
-        self._frame_id = frame_id
-        skills, tasks = Skills(described(window.spec), node.blob), TaskCalls(window, node, frame_id, patience)
-        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, skills, tasks)
+        self._frame_id = frame.frame_id
+        skills, commands = Skills(described(window.spec), node.blob), NodeCommands(node, frame, window)
+        tasks = TaskCalls(window, node, frame.frame_id, patience)
+        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, skills, tasks, commands)
 
     @property
     def leave(self) -> bool:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, TypeVar, overload
 
 from understudy.agents import SEND_TO_AGENT, SPAWN_AGENT, START_AGENT
+from understudy.commands import COMMAND_TOOLS, READ_COMMAND, START_COMMAND
 from understudy.errors import InvalidSpec, ToolError
 from understudy.handoffs import HANDOFF, tool_name
 from understudy.skills import LOAD_SKILL
@@ -42,6 +43,8 @@ BUILTIN_TOOLS: dict[str, str] = {
     "bash": "understudy.actors.shell:bash",
     LOAD_SKILL: "understudy.actors.skills:load_skill",
     "web_fetch": "understudy.actors.web_tool:web_fetch",
+    START_COMMAND: "understudy.actors.commands:start_command",
+    READ_COMMAND: "understudy.actors.commands:read_command",
 }
 """Where each built-in function is; looked up by name so that a frame imports only what it uses."""
 
@@ -55,12 +58,13 @@ TOOL_GROUPS: dict[str, tuple[str, ...]] = {
     "explore": ("read_file", "glob", "grep"),
     "full": (
         *_CORE, *NOTEBOOK_GROUPS["notes"], *_HISTORY, "wait", "schedule_wakeup", SPAWN_AGENT, *_AGENTS,
-        *JOBS_GROUP["jobs"],
+        *COMMAND_TOOLS, *JOBS_GROUP["jobs"],
     ),
     "files": _FILES,
     "history": _HISTORY,
     **NOTEBOOK_GROUPS,
     "agents": _AGENTS,
+    "commands": (*COMMAND_TOOLS, *JOBS_GROUP["jobs"]),
     **JOBS_GROUP,
 }  # fmt: skip
 """Names that stand for several tools. The presets are `core` (work on files), `explore` (read only) and `full`: all but

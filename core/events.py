@@ -435,6 +435,29 @@ class TimerCancelled(Event, frozen=True, kw_only=True):
     name: str = ""
 
 
+class CommandStarted(Event, frozen=True, kw_only=True):
+    """A command was started in the background, as `job`."""
+
+    job: str = ""
+    call_id: str = ""
+    name: str = ""
+
+
+class CommandEnded(Event, frozen=True, kw_only=True):
+    """A command in the background has ended.
+
+    Attributes:
+        state: `ended`, `stopped` or `lost`.
+        exit_code: negative: a signal; None if it is not known.
+        duration: microseconds since its start.
+    """
+
+    job: str = ""
+    state: str = "ended"
+    exit_code: int | None = None
+    duration: int = 0
+
+
 class TodoUpdated(Event, frozen=True, kw_only=True):
     """The agent has replaced its todo list: `items` are `{"text", "status"}`, `done` of them are done."""
 

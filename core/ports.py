@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .commands import CommandEnd, CommandOutput, CommandProcess, StartCommand
 from .config import ModelProfile
 from .protocol import Attached, CallOrigin, Exit, Growth, Judged, StepCall, Work
 from .reads import Note
@@ -73,6 +74,29 @@ class Node(Protocol):
     async def end_task(self, frame_id: str, activation: ActivationId, call_id: str) -> None:
         """End what executes a call. Raises `Fenced` as `step` does."""
 
+    async def start_command(self, frame_id: str, activation: ActivationId, wanted: StartCommand) -> str:
+        """Start a command in the background, once for each call id; returns its job id.
+
+        Raises:
+            InvalidInput: the session may have no more, the frame is on another node than the service, or the command
+                can't be started; the text says which.
+            Fenced: the activation is over.
+        """
+
+    async def read_command(
+        self, frame_id: str, activation: ActivationId, job: str, after: int | None, wait: float
+    ) -> CommandOutput:
+        """What a command of the session has written.
+
+        Args:
+            after: bytes of its output that are known; None for the end of it.
+            wait: seconds to wait for more, if there is none and the command has not ended.
+
+        Raises:
+            InvalidInput: the session has no such command.
+            Fenced: the activation is over.
+        """
+
 
 class TaskRunner(Protocol):
     """Executes tool calls in processes of their own."""
@@ -87,6 +111,37 @@ class TaskRunner(Protocol):
         Returns:
             None: its process is gone, and nobody knows what it did.
         """
+
+
+class CommandProcesses(Protocol):
+    """The commands of a node, by key. They go on when the node service dies, and are found by the next one."""
+
+    def open(self) -> None:
+        """Look after them from now on: commands that nobody looks after for long end."""
+
+    def close(self) -> None:
+        """Look after them no more."""
+
+    def known(self) -> list[str]:
+        """The keys of commands that were started, and not removed."""
+
+    async def start(self, key: str, process: CommandProcess) -> None:
+        """Start a command, unless it was started before. Raises `OSError`: it can't be, and was not."""
+
+    async def ended(self, key: str) -> CommandEnd | None:
+        """Wait for the end of a command; None at once if it was never started."""
+
+    def stop(self, key: str, *, force: bool) -> None:
+        """Send SIGTERM or, with `force`, SIGKILL to the command and what it has started. Nothing if it has ended."""
+
+    def read(self, key: str, after: int | None, limit: int) -> tuple[int, bytes, int]:
+        """`(start, data, size)` of the output: see `CommandOutput`; after None: its last `limit` bytes."""
+
+    async def grown(self, key: str, size: int, seconds: float) -> None:
+        """Wait until there is more output than `size`, for so many seconds at most."""
+
+    def remove(self, key: str) -> None:
+        """Remove what is kept of a command; one that is at work is killed."""
 
 
 class ModelGateway(Protocol):

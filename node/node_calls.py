@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from understudy.commands import CommandOutput, StartCommand
 from understudy.protocol import Exit, Judged, News, StepCall, Work
 from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
@@ -91,6 +92,16 @@ class NodeCalls(ABC):
     async def end_task(self, frame_id: str, activation: ActivationId, call_id: str) -> None:
         """See `understudy.ports.Node.end_task`."""
         await (await self._node()).tasks.end(frame_id, activation, call_id)
+
+    async def start_command(self, frame_id: str, activation: ActivationId, wanted: StartCommand) -> str:
+        """See `understudy.ports.Node.start_command`."""
+        return await (await self._node()).commands.start(frame_id, activation, wanted)
+
+    async def read_command(
+        self, frame_id: str, activation: ActivationId, job: str, after: int | None, wait: float
+    ) -> CommandOutput:
+        """See `understudy.ports.Node.read_command`."""
+        return await (await self._node()).commands.read(frame_id, activation, job, after, wait)
 
     # Clients, and other nodes' services.
 

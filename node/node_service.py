@@ -13,7 +13,7 @@ from typing import Any
 
 from understudy.config import ModelProfile
 from understudy.errors import Fenced
-from understudy.ports import ModelGateway, TaskRunner
+from understudy.ports import CommandProcesses, ModelGateway, TaskRunner
 from understudy.protocol import Exit, Judged, StepCall, Work
 from understudy.reads import Note
 from understudy.records import INTERRUPTED_BY_STEER, Ack, ActivationId, Batch
@@ -29,6 +29,8 @@ from .answers import Answers
 from .basis import NodeBasis, NodeConfig
 from .calls import Calls
 from .claims import Claims
+from .command_processes import LocalCommands
+from .commands import Commands
 from .deaths import Deaths
 from .draining import Draining
 from .feed import Feed
@@ -59,7 +61,7 @@ class NodeService(NodeBasis):
 
     def __init__(
         self, config: NodeConfig, gateway: ModelGateway, tell: Tell = alone, kill: Kill = never_killed,
-        runner: TaskRunner | None = None,
+        runner: TaskRunner | None = None, processes: CommandProcesses | None = None,
     ) -> None:  # fmt: skip
         super().__init__(config, lambda committed: self._committed(committed))
         self.specifications = Specifications(self.reading)
@@ -80,22 +82,34 @@ class NodeService(NodeBasis):
         )  # fmt: skip
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.timers = Timers(self)
+        if processes is None and config.command_directory:
+            processes = LocalCommands(config.command_directory)
+        self.commands = Commands(self, processes)
         self.projection = Projection(self, partial(show_all, self, self.frames.paging, self.frames.supply, self.calls))
         self.draining = Draining(self, self.frames, self.calls, self.claims, self.interrupts)
         self.notices = Notices(
-            self, self.frames, self.calls, self.claims, self.interrupts, self.feed, self.timers, tell=tell,
+            self, self.frames, self.calls, self.claims, self.interrupts, self.feed, self.timers,
+            self.commands, tell=tell,
             sweep=lambda: self.sweep.run(0),
         )  # fmt: skip
         self.deaths = Deaths(
             self, self.frames, self.calls, self.claims, self.interrupts, self.specifications
         )  # fmt: skip
         self.take_up = TakeUp(
-            self, self.frames, self.calls, self.deaths, self.draining, self.notices, self.timers, self.projection
+            self,
+            self.frames,
+            self.calls,
+            self.deaths,
+            self.draining,
+            self.notices,
+            self.timers,
+            self.projection,
+            self.commands,
         )
         self.tasks = ToolTasks(self, self.frames, runner or NobodyRuns())
         self.sweep = Sweep(
             self, self.frames, self.calls, self.interrupts, self.deaths, self.notices, self.take_up, self.timers,
-            self.feed, self.tasks,
+            self.feed, self.tasks, self.commands,
         )  # fmt: skip
         self.rounds = Rounds(self, self.frames, self.calls, self.claims, self.draining)
         self.answers = Answers(self, self.frames, self.calls, self.claims, self.draining)
@@ -108,6 +122,7 @@ class NodeService(NodeBasis):
         """
         await asyncio.to_thread(self.database.prepare, self.config.schema_policy)
         self.journal.start()
+        self.commands.open()
         await self.calls.link.start()
         await self.projection.start()
         self.spawn_task(self.sweep.sweeping())
@@ -121,6 +136,7 @@ class NodeService(NodeBasis):
         self.tasks.close()
         self._tasks.cancel()
         self.calls.abandon()
+        self.commands.close()
         self.projection.abandon()
 
     async def close(self) -> None:
@@ -129,6 +145,7 @@ class NodeService(NodeBasis):
         await self.calls.close()
         self.tasks.close()
         self._tasks.cancel()
+        self.commands.close()
         await self.projection.close()
         await self.reading.close()
         await self.journal.close()

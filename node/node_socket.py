@@ -23,7 +23,7 @@ FRAME, CLIENT = "frame", "client"
 CALLS = {
     FRAME: frozenset(
         {"step", "commit", "reload", "interrupted", "judge", "specification", "memory", "blob"}
-        | {"task_service", "task", "end_task"}
+        | {"task_service", "task", "end_task", "start_command", "read_command"}
     ),
     CLIENT: frozenset({"request", "metrics_address"}),
 }

@@ -12,6 +12,7 @@ from understudy.store.reads import queries
 
 from .basis import NodeBasis
 from .calls import Calls
+from .commands import Commands
 from .deaths import Deaths
 from .feed import Feed
 from .frames import Frames
@@ -39,7 +40,7 @@ class Sweep:
 
     def __init__(
         self, node: NodeBasis, frames: Frames, calls: Calls, interrupts: Interrupts, deaths: Deaths, notices: Notices,
-        take_up: TakeUp, timers: Timers, feed: Feed, tasks: ToolTasks,
+        take_up: TakeUp, timers: Timers, feed: Feed, tasks: ToolTasks, commands: Commands,
     ) -> None:  # fmt: skip
         self._node = node
         self._frames = frames
@@ -52,6 +53,7 @@ class Sweep:
         self._timers = timers
         self._feed = feed
         self._tasks = tasks
+        self._commands = commands
         self.swept = 0
 
     async def sweeping(self) -> None:
@@ -82,6 +84,7 @@ class Sweep:
             async for row in in_chunks(rows):
                 await self._swept(row, age, cared_for, resting)
             await self._timers.look()
+            self._commands.look_if_needed()
         except StaleGeneration as error:
             self._node.stale(error)
         except UnderstudyError as error:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from understudy.actors.approval import BASH
+from understudy.actors.approval import SHELL_TOOLS
 from understudy.actors.tools import builtin
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings, model_profile_from_environment
 from understudy.confinement import confinement_of
@@ -124,8 +124,8 @@ def reaches_outside(spec: dict[str, Any]) -> list[str]:
     found = {
         tool["name"]
         for tool in spec["tools"]
-        if not (confined and (tool.get("sandbox") or builtin(tool) == BASH))
-        and (builtin(tool) is None or builtin(tool) == BASH)
+        if not (confined and (tool.get("sandbox") or builtin(tool) in SHELL_TOOLS))
+        and (builtin(tool) is None or builtin(tool) in SHELL_TOOLS)
     }
     found.update(hook["name"] for hook in spec.get("hooks", ()))
     found.update(provider["name"] for provider in (spec.get("memory") or {}).get("providers", ()))

@@ -298,6 +298,7 @@ class LocalCluster(Cluster):
             stack.callback(services.stop, END_SECONDS)
             config = NodeConfig(
                 settings.store, NAMESPACE, NODE, "node", span_directory=directory, serves_metrics=False,
+                command_directory=f"{directory}/commands",
                 prices=settings.prices,
             )  # fmt: skip
             gateway, known = LocalGateway(lambda: GatewayCalls(Gateway())), list(profiles)

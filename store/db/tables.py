@@ -406,6 +406,40 @@ class Note(NamespaceTable, table=True):
     written_by: str = text_column("")
 
 
+class Command(NamespaceTable, table=True):
+    """A command that a session has started in the background. Rows stay.
+
+    Attributes:
+        key: names it on its node (`understudy.commands.command_key`).
+        state: see `understudy.commands.RUNNING`.
+        quiet: 1 if its end is not told to the session.
+        stop_at: when it is ended by force that was asked to end; 0 if it was not.
+        exit_code: negative: a signal; NULL if it is not known.
+        problem: why it could not be started, or was stopped without anybody's wish.
+        tail: the end of its output, once it has ended.
+        ended_at: 0 while it is at work.
+    """
+
+    __tablename__ = "command"
+    __table_args__ = (Index("command_at_work", "namespace", "ended_at", "node_id"),)
+    session_id: str = key_column()
+    job: str = key_column()
+    key: str = text_column("")
+    call_id: str = text_column("")
+    run_id: str = text_column("")
+    node_id: str = text_column("")
+    name: str = text_column("")
+    command: str = text_column("")
+    state: str = text_column("running")
+    quiet: int = number_column()
+    stop_at: int = number_column()
+    exit_code: int | None = Field(default=None, sa_type=BigInteger)
+    problem: str = text_column("")
+    tail: str = text_column("")
+    started_at: int = number_column()
+    ended_at: int = number_column()
+
+
 class CodeBlob(NamespaceTable, table=True):
     """Code that travels by value (functions of a driver's `__main__`, working_dir packages), by its hash."""
 

@@ -190,6 +190,7 @@ class Kernel:
         """A node service, with a point before each of its transactions and one after it."""
         config = NodeConfig(
             self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
+            command_directory=str(self.directory / f"commands-{self.node_id}"),
             telemetry=self.telemetry, prices=self._prices,
         )  # fmt: skip
         service = NodeService(config, self.gateway, self._tell, runner=self._runner)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.actors import commands, sandbox
+from understudy.actors import guarded, sandbox
 from understudy.actors.files import edit_file, glob, grep, read_file, write_file
 from understudy.actors.sandbox import Bubblewrap, Plain, backend_of, bubblewrap_problem, sandbox_here
 from understudy.actors.shell import bash
@@ -174,9 +174,9 @@ def of_user(
         yield own, lambda command: [*become, *Bubblewrap().command_line(command, str(own), confinement)]
 
 
-async def run_as_user(line: list[str], workspace: Path, seconds: float) -> commands.Ended:
+async def run_as_user(line: list[str], workspace: Path, seconds: float) -> guarded.Ended:
     environment = Bubblewrap().environment({})
-    return await commands.run(
+    return await guarded.run(
         line, directory=str(workspace), environment=environment, seconds=seconds, kept=400_000
     )  # fmt: skip
 

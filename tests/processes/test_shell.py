@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.actors import commands
+from understudy.actors import guarded
 from understudy.actors.shell import _text, bash
 from understudy.actors.tools import ToolContext
 from understudy.confinement import MAX_SECONDS, Confinement
@@ -131,12 +131,12 @@ class TestOutput:
         """Whatever the chunks, up to twice the kept size is whole, and beyond it head, tail and count are right."""
 
         async def fill(total: int, chunk: int) -> str:
-            output = commands.Output(2 * HALF)
+            output = guarded.Output(2 * HALF)
             data = bytes(97 + number % 26 for number in range(total))
             for start in range(0, total, chunk):
                 output.data_received(data[start : start + chunk])
                 assert len(output._tail) <= 2 * HALF
-            return _text(commands.Ended(0, False, output.kept(), output.left_out))
+            return _text(guarded.Ended(0, False, output.kept(), output.left_out))
 
         for chunk in (997, HALF, 3 * HALF):
             whole = asyncio.run(fill(2 * HALF, chunk))
@@ -161,7 +161,7 @@ class TestNothingIsLeft:
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """SIGTERM first, so that a command can clean up; SIGKILL for what ignores it."""
-        monkeypatch.setattr(commands, "TERMINATE_GRACE", 0.2)
+        monkeypatch.setattr(guarded, "TERMINATE_GRACE", 0.2)
         alive = Alive(tmp_path)
         command = asyncio.create_task(bash(f"trap 'echo cleaned; exit' TERM; {BEGIN} wait", context, timeout=1))
         await asyncio.to_thread(alive.begun)
@@ -174,7 +174,7 @@ class TestNothingIsLeft:
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nothing that a command does about SIGTERM keeps it alive."""
-        monkeypatch.setattr(commands, "TERMINATE_GRACE", 0.2)
+        monkeypatch.setattr(guarded, "TERMINATE_GRACE", 0.2)
         alive = Alive(tmp_path)
         command = asyncio.create_task(bash(f"trap '' TERM; {BEGIN} wait", context, timeout=1))
         await asyncio.to_thread(alive.begun)
@@ -185,7 +185,7 @@ class TestNothingIsLeft:
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A cancelled call leaves no process, and is over when the cancellation is reported."""
-        monkeypatch.setattr(commands, "CANCEL_GRACE", 0.2)
+        monkeypatch.setattr(guarded, "CANCEL_GRACE", 0.2)
         alive = Alive(tmp_path)
         command = asyncio.create_task(bash(f"{BEGIN} wait", context))
         await asyncio.to_thread(alive.begun)
@@ -218,7 +218,7 @@ asyncio.run(bash({BEGIN + "wait"!r}, context))
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Without a sandbox, a daemon with the command's output open is out of reach, and not waited for."""
-        monkeypatch.setattr(commands, "DRAIN_SECONDS", 0.05)
+        monkeypatch.setattr(guarded, "DRAIN_SECONDS", 0.05)
         alive = Alive(tmp_path)
         daemon = 'trap "" TERM; exec 9>alive; echo $$ >daemon; echo begun >&9; exec sleep 1000'
         command = asyncio.create_task(bash(f"setsid sh -c '{daemon}' & wait $!", context_of(str(tmp_path)), 1))

@@ -19,7 +19,7 @@ from understudy.testing.policies import Refusal, Reply, content_text, default_po
 from understudy.testing.protocol import Completion, check_body, error_body
 from understudy.testing.responses import chat_body
 
-from . import typed
+from . import commands, typed
 from .background import named, unheard
 from .folding import summary, unfolded
 from .handoffs import to_one_of
@@ -107,7 +107,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
 
     def _reply(self, body: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
         """The model's reply, or the rest of one that was cut off; some are cut off anew."""
-        messages = [message for message in unheard(messages) if not content_text(message).startswith(f"{STEER} ")]
+        messages = commands.unheard(unheard(messages))
+        messages = [message for message in messages if not content_text(message).startswith(f"{STEER} ")]
         said, heard = "", list[dict[str, Any]]()
         while messages[-1]["content"] == CONTINUE:
             said = messages[-2]["content"] + said
@@ -118,7 +119,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
             else:
                 heard.append(message)
         reply = named(default_policy({**body, "messages": typed.without_rejected(heard)}), heard)
-        reply = to_one_of(reply, body)
+        reply = to_one_of(commands.named(reply, heard), body)
         if not reply.tool_calls and typed.is_wanted(body, said):
             reply = typed.answer(reply, body, self._forms, well=bool(said))
         if reply.tool_calls or not reply.text:

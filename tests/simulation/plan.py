@@ -16,6 +16,7 @@ from understudy.notes import BOARD, NOTES
 from understudy.placement import DEFAULT, ISOLATED
 
 from .background import SPAWN, some_in_background
+from .commands import some_with_commands
 from .delegating import some_delegating
 from .folding import folding
 from .guards import some_guarded
@@ -183,6 +184,7 @@ class Plan:
             found |= {"guards"} if is_guarded(work.spec) else set()
             found |= {"handoffs"} if hands_off(work.spec) else set()
             found |= {"jobs"} if any(tool["name"] == "schedule_wakeup" for tool in work.spec["tools"]) else set()
+            found |= {"commands"} if any(tool["name"] == "start_command" for tool in work.spec["tools"]) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -781,6 +783,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         work = tuple(deepen(deep, item) if item.spec["agents"] else item for item in work)
     work = some_in_background(random.Random(f"{seed}/background"), work)
     work = some_with_jobs(random.Random(f"{seed}/jobs"), work)
+    work = some_with_commands(random.Random(f"{seed}/commands"), work)
     placements = random.Random(f"{seed}/placements")
     if placements.random() < 0.15:
         work = tuple(placed(placements, item) for item in work)

@@ -102,7 +102,10 @@ class NodeProcess(NodeCalls):
             world.store.dsn, world.namespace, machine.node_id, f"node-{machine.node_id}",
             span_directory=world.span_directory,
         )  # fmt: skip
-        self.service = NodeService(config, RemoteGateway(self._to_gateway), self._tell, self._kill_gateway)
+        self.service = NodeService(
+            config, RemoteGateway(self._to_gateway), self._tell, self._kill_gateway,
+            processes=world.commands.of(machine),
+        )  # fmt: skip
         self.service.profiles.learn(world.profile)
         self._starting = asyncio.Lock()
         self._started = False

@@ -130,7 +130,9 @@ POLICY_OF = {"block": "report", **{name: policy for policy, names in BY_POLICY.i
 
 _FUNCTIONS: tuple[Any, ...] = (act, act_in_thread, block, look, look_in_thread, doubt, careful, careful_in_thread)
 
-_BUILT_IN = ("request_user_input", "wait", "spawn_agent", "agents", "jobs", "schedule_wakeup", "notes", "board")
+_BUILT_IN = (
+    "request_user_input", "wait", "spawn_agent", "agents", "jobs", "schedule_wakeup", "notes", "board", "commands",
+)  # fmt: skip
 
 TOOLS: dict[str, dict[str, Any]] = {
     entry["name"]: entry for item in (*_FUNCTIONS, *_BUILT_IN) for entry in describe(item, pickle=None)[0]

@@ -27,6 +27,7 @@ from understudy.supervisor.capacity import Memory
 from . import model, stores, system, tools
 from .client import Client
 from .cluster import Actor, Cluster, Machine
+from .commands import Commands
 from .ending import Ending
 from .endpoint import Endpoint, client_of
 from .faults import Faults
@@ -112,6 +113,7 @@ class World:
         self.killed: set[int] = set()
         self.clients: list[Client] = []
         self.spans = Collector()
+        self.commands = Commands(self)
         self.store: Any = None
         self.log = Log(self)
         self.invariants = Invariants(self)

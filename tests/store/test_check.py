@@ -500,6 +500,11 @@ STRAY = (
     "VALUES ('tests', '{}', {}, '{}', 'stray', 1)"
 )
 
+COMMAND = (
+    "INSERT INTO command (namespace, session_id, job, key, call_id, run_id, node_id, name, command, state, quiet, "
+    "stop_at, problem, tail, started_at, ended_at) "
+    "VALUES ('tests', 'old', '{}', 'k', 'r/1/0', 'r', 'n', '', 'x', '{}', 0, 0, '', '', 1, {})"
+).format
 # The rules that bite, the session that they name, and how its rows are made wrong.
 NOTE = (
     "INSERT INTO note (namespace, scope, owner, key, text, version, pinned, created_at, updated_at, written_by) "
@@ -584,6 +589,8 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("notes", "old", f"UPDATE note SET text = '{'x' * 4001}' WHERE key = 'plan'"),
     ("notes", "ghost", "UPDATE note SET owner = 'ghost'"),
     ("notes", "old", crowd),
+    ("command_events", "old", COMMAND("a", "ended", 2)),
+    ("commands command_events", "old", COMMAND("a", "running", 2)),
     ("notes", "kid", "UPDATE note SET owner = 'kid', scope = 'tree'"),
     ("wakeups", "sleeper", row("sleeper", closed=1, status="'completed'")),
     ("wakeups", "kid", "UPDATE session SET lifecycle = 'ephemeral';" + MOVE.format("kid", "sleeper")),
