@@ -63,6 +63,7 @@ class Endpoint(Gateway):
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
+        _on_response: Callable[[str], None] | None = None,
     ) -> ModelAnswer:
         assert on_delta is not None
         assert on_restart is not None
