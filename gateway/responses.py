@@ -296,4 +296,5 @@ def read_usage(data: dict[str, Any]) -> Usage:
         output_tokens=count_of(data, "output_tokens"),
         cached_tokens=count_of(into, "cached_tokens"),
         reasoning_tokens=count_of(out, "reasoning_tokens"),
+        cache_write_tokens=count_of(into, "cache_write_tokens"),
     )

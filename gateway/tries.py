@@ -34,6 +34,8 @@ RETRIED = frozenset({408, 409, 429})
 """Statuses below 500 that are worth another try."""
 FINAL_CODES = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "invalid_prompt", "context_length_exceeded"}
+    | {"invalid_request_error", "authentication_error", "permission_error", "not_found_error", "request_too_large"}
+    | {"billing_error"}
 )
 """Error codes that waiting doesn't cure, whatever the status."""
 
