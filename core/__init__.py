@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from understudy.cluster.client.session_handle import Session
     from understudy.observability.traces import TraceSpan
 
-    from .config import ModelProfile
+    from .config import Capabilities, Fallback, ModelProfile
     from .errors import (
         ClusterError,
         Conflict,
@@ -51,6 +51,7 @@ __all__ = [
     "AgentSpec",
     "Ask",
     "Budget",
+    "Capabilities",
     "Cluster",
     "ClusterError",
     "Conflict",
@@ -59,6 +60,7 @@ __all__ = [
     "DeadlineExceeded",
     "Delegation",
     "Event",
+    "Fallback",
     "HookContext",
     "Inject",
     "InvalidConfiguration",
@@ -117,6 +119,8 @@ _HOMES = {
     "MemoryContext": "actors.providers",
     "Message": "messages",
     "ModelProfile": "config",
+    "Capabilities": "config",
+    "Fallback": "config",
     "Note": "reads",
     "PendingInput": "reads",
     "Refuse": "actors.directives",

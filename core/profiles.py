@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from .config import ModelProfile
+from .config import FALLBACK_CAUSES, ModelProfile
 from .errors import InvalidConfiguration
 from .prices import Price
 
@@ -71,6 +71,12 @@ def check(profile: ModelProfile) -> None:
         raise InvalidConfiguration(
             f"model profile {profile.name!r} has background=True, which only the protocol responses knows. "
             "Set protocol='responses', or leave background out"
+        )
+    strange = sorted({cause for fallback in profile.fallbacks for cause in fallback.on} - set(FALLBACK_CAUSES))
+    if strange or any(fallback.profile == profile.name for fallback in profile.fallbacks):
+        raise InvalidConfiguration(
+            f"model profile {profile.name!r} has a fallback to itself, or for {', '.join(strange) or 'no cause'}. "
+            f"Name another profile, and causes of {', '.join(FALLBACK_CAUSES)}"
         )
     if not profile.api_key.isascii() or not profile.api_key.isprintable() or not profile.api_key.strip():
         raise InvalidConfiguration(
