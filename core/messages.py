@@ -32,6 +32,9 @@ MEMORY = "memory"
 MEMORY_MARK = "<memory>"
 """How their texts begin."""
 
+PROVIDER_DATA = "provider_data"
+"""The field of an assistant message with what its provider wants back, and nobody else may be sent."""
+
 ALWAYS, THIS_ROUND, NEVER = "always", "this_round", "never"
 """In which model calls a message is (`Message.visibility`)."""
 

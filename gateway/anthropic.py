@@ -10,13 +10,13 @@ from typing import Any
 
 from understudy.config import ModelProfile
 from understudy.json_text import from_json, to_json
-from understudy.messages import CUT_OFF, Usage
+from understudy.messages import CUT_OFF, PROVIDER_DATA, Usage
 from understudy.records import ModelRequest
 from understudy.streams import CALL, REASONING, TEXT, Piece
 
 from .adapters import EndpointError, Malformed, count_of, text_of
 from .anthropic_input import PROTOCOL, body_of
-from .provider_data import PROVIDER_DATA, stamped
+from .provider_data import stamped
 
 VERSION = "2023-06-01"
 """Of the API; each request names it."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from understudy import AgentSpec
 from understudy.config import (
     Capabilities,
     Fallback,
@@ -18,10 +19,12 @@ from understudy.config import (
     model_profiles_from_environment,
 )
 from understudy.errors import InvalidConfiguration, ModelRefused, ModelUnavailable
+from understudy.events import ReasoningDelta, StreamRestarted
 from understudy.gateway.gateway import Gateway
 from understudy.messages import Usage
 from understudy.prices import Price
 from understudy.streams import Piece
+from understudy.testing import LocalCluster
 from understudy.testing.offline import Faults, OfflineServer, policy_from_script
 
 from ..endpoints import KEY, endpoint, failure_of, gateway, request
@@ -92,6 +95,32 @@ async def test_what_a_model_is_declared_not_to_have_is_not_asked_of_it(name: str
             await model.call(request(json.dumps(NEEDS[name])))
     assert error.details["missing"] == [name]
     assert "capabilities" in error.message
+
+
+# In a session
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses", "anthropic"])
+def test_what_a_provider_made_of_an_answer_is_in_the_log(protocol: str, tmp_path: Path) -> None:
+    """Given an agent that reasons before it calls a tool, then the endpoint gets its reasoning back, in the next round
+    and in a session that goes on from the store; what a follower of the run is told is void at no time."""
+    made = {"text": "I look.", "tool_calls": [["current_time", {}]], "reasoning": "Hm. " * 30}
+    script = policy_from_script([made, {"text": "Seen.", "reasoning": "Well."}])
+    spec = AgentSpec(name="a", model="m", tools=["current_time"])
+    store = f"sqlite:///{tmp_path}/s.db"
+    with OfflineServer(script, chunk_delay=0.001) as server:
+        profile = ModelProfile("p", KEY, server.url, protocol=protocol)
+        for number in range(2):
+            with LocalCluster(store, profiles=[profile]) as cluster:
+                run = cluster.spawn(spec, session_id="s").send(f"go {number}")
+                told = list(run)
+                assert run.result(30, check=True).text == "Seen."
+            assert not [event for event in told if isinstance(event, StreamRestarted)]
+            thoughts = "".join(event.text for event in told if isinstance(event, ReasoningDelta))
+            assert thoughts == "Hm. " * 30 + "Well."
+        sent = [json.dumps(recorded.body) for recorded in server.requests]
+    mark = {"chat": '"reasoning_content": "Hm.', "responses": "encrypted_content", "anthropic": '"signature"'}[protocol]
+    assert [body.count(mark) for body in sent] == [0, 1, 1 if protocol == "chat" else 2, 2 if protocol == "chat" else 3]
 
 
 # Fallbacks

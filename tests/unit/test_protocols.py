@@ -14,9 +14,9 @@ from understudy.errors import ContextOverflow, ModelProtocolError, ModelRefused,
 from understudy.gateway.adapters import EndpointError, Malformed
 from understudy.gateway.anthropic import MessageReading
 from understudy.gateway.anthropic_input import BEGIN, body_of, identifier
-from understudy.gateway.provider_data import PROVIDER_DATA, without_provider_data
+from understudy.gateway.provider_data import without_provider_data
 from understudy.json_text import from_json, to_json
-from understudy.messages import Message, ToolCall
+from understudy.messages import PROVIDER_DATA, Message, ToolCall
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import CALL, REASONING, TEXT, Piece
 from understudy.testing.messages_api import chat_body
@@ -267,7 +267,7 @@ def test_the_history_is_marked_where_it_lasts() -> None:
     assert marked == [False, True, True]
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_request_is_a_function_of_its_messages(data: st.DataObject) -> None:
     """Whatever was said, the same messages make the same bytes, the endpoint takes them, and nothing that can be seen
@@ -314,7 +314,7 @@ odd = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.data())
 def test_malformed_events_never_crash(data: st.DataObject) -> None:
     """Whatever is in an event's fields, it is an answer, an error report or no message: nothing else is raised."""

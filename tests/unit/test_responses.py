@@ -217,7 +217,7 @@ def test_what_goes_back_and_to_whom() -> None:
     assert read(unread, stored=True).extra is not None
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_request_is_a_function_of_its_messages(data: st.DataObject) -> None:
     """Whatever was said, the same messages make the same bytes, each call keeps its result, and no text is lost."""
@@ -417,7 +417,7 @@ odd = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(st.data())
 def test_malformed_events_never_crash(data: st.DataObject) -> None:
     """Whatever is in an event's fields, it is an answer, an error report or no response: nothing else is raised."""
