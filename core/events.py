@@ -250,13 +250,18 @@ class ModelCallStarted(Event, frozen=True, kw_only=True):
 
 
 class ModelCallReissued(Event, frozen=True, kw_only=True):
-    """The node service that held the call died: it goes out again; `started_at` is the lost attempt's."""
+    """The gateway that had the call is lost: it goes out again; `started_at` is the lost attempt's.
+
+    Attributes:
+        response_id: the response that the lost attempt has at the endpoint: it is fetched, and not paid again.
+    """
 
     request_key: str = ""
     lost_key: str = ""
     model: str = ""
     attempt: int = 2
     started_at: int = 0
+    response_id: str = ""
 
 
 class ModelCallCompleted(Event, frozen=True, kw_only=True):

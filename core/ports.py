@@ -92,6 +92,10 @@ class ModelGateway(Protocol):
             key: of the call (`CallOrigin.key`). Of one that is not known nothing has come.
         """
 
+    async def response(self, number: str, key: str, known: str) -> str:
+        """The id under which the endpoint has the response to a call, once there is another one than the `known` one;
+        empty if the call ends without, or is not known."""
+
     async def abort(self, number: str, key: str) -> None:
         """Close the connection of a call; what came so far is its answer."""
 

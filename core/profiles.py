@@ -39,6 +39,11 @@ class Profiles:
         """Whether there is one of this name."""
         return name in self._known
 
+    def is_background(self, name: str) -> bool:
+        """Whether its endpoint makes responses in the background, and keeps them."""
+        known = self._known.get(name)
+        return known is not None and known.background
+
     def all(self) -> list[ModelProfile]:
         """All of them, with their keys."""
         return list(self._known.values())

@@ -22,7 +22,7 @@ from understudy.store.db.engine import now
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Committed
 from understudy.store.operations import batches, notes
-from understudy.store.operations.batches import require_held
+from understudy.store.operations.holding import require_held
 from understudy.store.transaction import Transaction
 
 from .answers import Answers
@@ -71,6 +71,7 @@ class NodeService(NodeBasis):
         )  # fmt: skip
         self.calls = Calls(
             gateway, self.holder, self.profiles, answered=lambda *answer: self.answers.answered(*answer),
+            identified=lambda *response: self.answers.identified(*response),
             lost=lambda call: self.answers.lost(call), grown=lambda session_id: self.feed.delta(session_id),
             followed=lambda session_id: self.feed.is_streamed(session_id), verdicts=self.verdicts,
             attended=self.frames.attends, unattended=lambda call: self.answers.unattended(call), kill=kill,
@@ -201,7 +202,7 @@ class NodeService(NodeBasis):
     async def register(self, profile: ModelProfile) -> None:
         """Learn credentials. They stay in memory, here and at the gateway. Raises what `Profiles.learn` raises."""
         know(profile.api_key)
-        await self.calls.link.register(self.profiles.learn(profile))
+        await self.calls.register(self.profiles.learn(profile))
 
     def _committed(self, committed: Committed) -> None:
         self.projection.apply(committed)

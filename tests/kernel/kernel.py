@@ -141,6 +141,7 @@ class Kernel:
 
     Attributes:
         peers: the other nodes; one that is missing here can't be told anything.
+        profile: more of the model profile that all agents have.
         telemetry: variables of `understudy.telemetry`; exporters read `os.environ` as well.
         numbers: of the frames to come.
         points: labels of what has happened so far: calls, commits, and what tools say.
@@ -158,8 +159,10 @@ class Kernel:
         node_id: str = "node1",
         prices: Mapping[str, Price] | None = None,
         telemetry: Mapping[str, str] | None = None,
+        profile: Mapping[str, Any] | None = None,
     ) -> None:
         self.node_id = node_id
+        self._profile = profile or {}
         self.nodes = [node_id]
         self.peers: dict[str, Kernel] = {}
         self.dsn = dsn
@@ -187,7 +190,7 @@ class Kernel:
             telemetry=self.telemetry, prices=self._prices,
         )  # fmt: skip
         service = NodeService(config, self.gateway, self._tell)
-        service.profiles.learn(ModelProfile("offline", "key", self.server.url))
+        service.profiles.learn(ModelProfile("offline", "key", self.server.url, **self._profile))
         if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
         submit_all = service.journal.submit_all
@@ -506,11 +509,12 @@ async def running(
     server: OfflineServer | None = None,
     prices: Mapping[str, Price] | None = None,
     telemetry: Mapping[str, str] | None = None,
+    profile: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Kernel]:
     """A kernel with its own offline model, unless one is given."""
     made = server or OfflineServer(**options).start()
-    kernel = Kernel(dsn, made, directory, prices=prices, telemetry=telemetry)
+    kernel = Kernel(dsn, made, directory, prices=prices, telemetry=telemetry, profile=profile)
     try:
         await kernel.start(frames)
         try:

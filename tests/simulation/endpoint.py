@@ -17,22 +17,27 @@ from understudy.identifiers import digest
 from understudy.messages import CUT_OFF
 from understudy.testing.policies import Refusal, Reply, content_text, default_policy
 from understudy.testing.protocol import Completion, check_body, error_body
+from understudy.testing.responses import chat_body
 
 from . import typed
 from .background import named, unheard
 from .folding import summary, unfolded
 from .handoffs import to_one_of
 from .plan import STEER
+from .responses import Responses
 
 
 class Endpoint(httpx2.AsyncBaseTransport):
-    """Answers chat completions, streamed, in virtual time.
+    """Answers chat completions, or requests for responses in the background, streamed, in virtual time.
 
     Attributes:
         calls: how often each model call was made, by its wait key: one that is made again is paid again.
         refused: what was not acceptable to a real endpoint; must stay empty.
         takes_formats: it knows response formats.
+        kept: the responses that it makes in the background; None: it speaks chat completions.
     """
+
+    kept: Responses | None = None
 
     def __init__(
         self, chosen: random.Random, odd: random.Random, lengths: random.Random, note: Callable[[str], None],
@@ -57,7 +62,12 @@ class Endpoint(httpx2.AsyncBaseTransport):
             self._note(f"model call {wait_key} is made again")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        body = json.loads(request.content)
+        kept = self.kept
+        if kept is not None and "/responses/" in request.url.path:
+            await asyncio.sleep(0.005 + self._chosen.random() * 0.05)
+            return kept.answer(request)
+        given = json.loads(request.content)
+        body = given if kept is None else chat_body(given)
         key = digest(json.dumps(body["messages"], sort_keys=True))
         fault = self._chosen.random() < self.trouble
         kind = self._chosen.choice(("500", "429", "connect", "cut", "slow")) if fault else ""
@@ -85,6 +95,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
             await asyncio.sleep(self._chosen.uniform(5.0, 40.0))
         characters = sum(len(json.dumps(message)) for message in messages)
         completion = Completion.of(reply, body, f"chatcmpl-{key[:12]}", characters)
+        if kept is not None:
+            return kept.make(completion, given, key[:12], self._chosen.random() * 0.3)
         events = completion.events(include_usage=True)
         if self._odd.random() < ODD and reply.finish_reason != CUT_OFF:  # the rest would not fit
             odd = self._odd.choice(ODDITIES)

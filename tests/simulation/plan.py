@@ -127,6 +127,7 @@ class Plan:
         astray: share of the requests that clients send to another node than the session's, as it was known once.
         stuck: share of the model calls that take very long, unless they are made again.
         reports: tools report what they do, and clients follow the answers as they stream.
+        responses: the endpoint makes responses in the background, and keeps them.
         forked: share of the frames whose tools leave a process that keeps the frame's connections open: nobody hears of
             such a frame's end.
     """
@@ -145,6 +146,7 @@ class Plan:
     stuck: float = 0.0
     forked: float = 0.0
     reports: bool = False
+    responses: bool = False
 
     def to_json(self) -> str:
         """All of it, as a regression keeps it."""
@@ -164,7 +166,7 @@ class Plan:
         """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; which calls are slow
         (`slow commit`); and what happens at which event (`kill_frame at tool_started`)."""
         found = {"machines"} if self.machines > 1 else set()
-        found |= {name for name in ("astray", "stuck", "forked", "reports") if getattr(self, name)}
+        found |= {name for name in ("astray", "stuck", "forked", "reports", "responses") if getattr(self, name)}
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
         found |= {f"slow {fault.method}" for fault in self.faults if fault.kind == "slow_calls"}
@@ -813,4 +815,5 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         stuck=0.2 if stuck.random() < (0.5 if loses else 0.05) else 0.0,
         forked=forks.choice((0.3, 1.0)) if forks.random() < 0.15 else 0.0,
         reports=random.Random(f"{seed}/reports").random() < 0.3,
+        responses=random.Random(f"{seed}/responses").random() < 0.2,
     )  # fmt: skip

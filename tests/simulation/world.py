@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from understudy.actors.hooks import HookContext
 from understudy.actors.tools import ToolContext
+from understudy.config import ModelProfile
 from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.node.calls import Call, Calls
 from understudy.node.draining import Draining
@@ -34,6 +35,7 @@ from .log import Log
 from .plan import Plan
 from .processes import SupervisorProcess
 from .requested import Requested
+from .responses import PROFILE, Responses
 from .scheduler import Exhausted, Process, Scheduler, Signal
 from .spans import Collector
 
@@ -94,6 +96,8 @@ class World:
             random.Random(f"{plan.seed}/lengths"), self.note, plan.endpoint_trouble, plan.stuck,
             random.Random(f"{plan.seed}/forms"),
         )  # fmt: skip
+        if plan.responses:
+            self.endpoint.kept = Responses(self, random.Random(f"{plan.seed}/kept responses"))
         self.forks = random.Random(f"{plan.seed}/forks")
         self.lines: list[str] = []
         self.effects: list[Effect] = []
@@ -134,10 +138,16 @@ class World:
         self.invariants.check_effect(effect)
 
     def model_call(self, request: ModelRequest) -> int:
-        """A node service asks a model, which costs; the incarnation of the session that it is for."""
-        self.endpoint.count(request.wait_key)
+        """A node service asks a model, which costs, unless a response is fetched; the incarnation of its session."""
+        if not request.response_id:
+            self.endpoint.count(request.wait_key)
         self.invariants.check_model_call(request)
         return self.incarnation(request.wait_key.partition("/")[0])
+
+    @property
+    def profile(self) -> ModelProfile:
+        """The model profile of all agents."""
+        return PROFILE if self.plan.responses else ModelProfile("offline", "key", "http://endpoint/v1")
 
     def incarnation(self, session_id: str) -> int:
         """A session's incarnation as it is committed now; 0 if there is none."""

@@ -36,6 +36,7 @@ from understudy.store.operations import (
     draining,
     endings,
     forks,
+    model_calls,
     notes,
     questions,
     steering,
@@ -153,7 +154,7 @@ class Play:
             return lambda: db.do(activation.crash, held, decide, cause="died", pid=1, policy={})
 
         async def reissue() -> None:
-            issued = await db.do(activation.reissue, held, row["frame_id"] or "", "h", "m")
+            issued = await db.do(model_calls.reissue, held, row["frame_id"] or "", "h", "m")
             if issued is not None:
                 self.calls.add((session_id, row["run_id"], row["round"], issued.attempt))
 
@@ -181,7 +182,7 @@ class Play:
 
         async def answer() -> None:
             self.calls.discard(key)
-            await self.db.do(batches.answer, *key, "m", got, incarnation=self.db.held(key[0], 0).incarnation)
+            await self.db.do(model_calls.answer, *key, "m", got, incarnation=self.db.held(key[0], 0).incarnation)
 
         return answer
 
