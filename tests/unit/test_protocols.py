@@ -226,6 +226,8 @@ async def test_a_message_from_end_to_end() -> None:
         "stream": True,
     }
     assert [block["type"] for block in second.body["messages"][1]["content"]] == ["thinking", "text", "tool_use"]
+    elsewhere = body_of(request_of(said), profile="another")["messages"][1]["content"]
+    assert [block["type"] for block in elsewhere] == ["text", "tool_use"]
     assert second.body["messages"][2]["content"] == [
         {"type": "tool_result", "tool_use_id": "call_0", "content": [{"type": "text", "text": "x"}], **kept}
     ]

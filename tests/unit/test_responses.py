@@ -262,6 +262,21 @@ async def test_a_lost_connection_is_no_lost_response(events: int) -> None:
     assert (answer.background, len(answer.tool_calls)) == (True, 2)
 
 
+async def test_events_that_come_again_are_not_told_again() -> None:
+    """Given an endpoint that sends a response from its beginning, whatever it is asked for, then nothing is told twice."""
+    delta = {"type": "response.output_text.delta", "sequence_number": 1, "delta": "one "}
+    begun = [{"type": "response.created", "sequence_number": 0, "response": {"id": "r"}}, delta]
+    over = {"type": "response.completed", "sequence_number": 2, "response": {"id": "r", "output": ITEMS[1:2]}}
+    async with (
+        endpoint(events_of(*begun), events_of(*begun, over)) as url,
+        responses(url, background=True) as model,
+    ):
+        heard = Heard()
+        answer = await heard.call(model, request())
+    assert heard.told == ["r", Piece(TEXT, "one ")]
+    assert (answer.content, answer.retries) == ("one ", 1)
+
+
 async def test_another_gateway_fetches_the_response() -> None:
     """Given a gateway that dies during a call, then another one is given the response by its id: the same answer, all
     of its text, and no second request."""
