@@ -263,7 +263,7 @@ async def test_a_lost_connection_is_no_lost_response(events: int) -> None:
 
 
 async def test_events_that_come_again_are_not_told_again() -> None:
-    """Given an endpoint that sends a response from its beginning, whatever it is asked for, then nothing is told twice."""
+    """Given an endpoint that sends a response from its beginning again, then nothing is told twice."""
     delta = {"type": "response.output_text.delta", "sequence_number": 1, "delta": "one "}
     begun = [{"type": "response.created", "sequence_number": 0, "response": {"id": "r"}}, delta]
     over = {"type": "response.completed", "sequence_number": 2, "response": {"id": "r", "output": ITEMS[1:2]}}
