@@ -12,13 +12,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from understudy.confinement import confinement_of
 from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
 
 from .answers import outcome_of, without_result
-from .approval import as_edited, permit, with_edit, with_time_out
+from .approval import Permitted, as_edited, by_rules, permit, with_edit, with_time_out
 from .asking import QUESTION, answer_to, ask_about
 from .commits import Commits, Patience
 from .delegation import wanted_by
@@ -124,6 +125,8 @@ class CallOutcomes:
     async def _permit(self, call: CallState, spec: dict[str, Any]) -> CallState | Outcome | None:
         """The call as hooks let it be executed, or its outcome; None if a person is asked for approval."""
         permitted = await self._hooks.before_tool(call, spec)
+        if isinstance(permitted, Permitted):
+            permitted = by_rules(self._window, spec, permitted)
         if isinstance(permitted, Outcome):
             return permitted
         found = permit(self._window, call, spec, permitted)
@@ -180,6 +183,7 @@ class CallOutcomes:
             epoch=window.epoch,
             agent=window.spec["name"],
             workspace=window.spec["workspace"],
+            confinement=confinement_of(window.spec),
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
             _reporting=reports,
         )

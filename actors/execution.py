@@ -89,8 +89,17 @@ def bind(tool: LoadedTool, arguments: str, context: ToolContext) -> dict[str, An
     Args:
         arguments: JSON text as the model wrote it.
     """
+    return _bound(tool, lambda: _bind(tool, arguments), context)
+
+
+def bind_checked(tool: LoadedTool, values: dict[str, Any], context: ToolContext) -> dict[str, Any] | Outcome:
+    """The same, of arguments that fit the schema, as `bind` has found in another process."""
+    return _bound(tool, lambda: _converted(tool, values), context)
+
+
+def _bound(tool: LoadedTool, find: Callable[[], dict[str, Any]], context: ToolContext) -> dict[str, Any] | Outcome:
     try:
-        keywords = _bind(tool, arguments)
+        keywords = find()
     except _InvalidArguments as error:
         outcome, content = "invalid", str(error)
     except Exception as error:  # not the model's fault, say a parameter's type that can't be built in this process
@@ -163,20 +172,31 @@ def _bind(tool: LoadedTool, arguments: str) -> dict[str, Any]:
         problems = [f"{error.json_path}: {error.message}" for error in errors]
     except Exception as error:  # a value that the schema's own arithmetic or recursion can't take
         problems = [f"{type(error).__name__}: {error}"]
-    adapters = tool.adapters
+    if problems:
+        raise _misfit(tool, problems)
+    return _converted(tool, values)
+
+
+def _converted(tool: LoadedTool, values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the function's types want them."""
+    adapters, problems = tool.adapters, list[str]()
     keywords: dict[str, Any] = {}
-    for name, value in [] if problems else values.items():
+    for name, value in values.items():
         try:
             keywords[name] = _convert(tool, adapters.get(name), name, value)
         except ValueError as error:  # pydantic's ValidationError is one
             problems.append(f"$.{name}: {error}")
     if problems:
-        lines = "\n".join(f"- {_shortened(problem)}" for problem in problems)
-        raise _InvalidArguments(
-            f"The arguments don't fit the parameters of {tool.name}:\n{lines}\n"
-            "Nothing was executed. Repeat the call with corrected arguments."
-        )
+        raise _misfit(tool, problems)
     return keywords
+
+
+def _misfit(tool: LoadedTool, problems: list[str]) -> _InvalidArguments:
+    lines = "\n".join(f"- {_shortened(problem)}" for problem in problems)
+    return _InvalidArguments(
+        f"The arguments don't fit the parameters of {tool.name}:\n{lines}\n"
+        "Nothing was executed. Repeat the call with corrected arguments."
+    )
 
 
 def _convert(tool: LoadedTool, adapter: Any, name: str, value: Any) -> Any:

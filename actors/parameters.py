@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Protocol
 
+from understudy.confinement import Confinement
 from understudy.errors import InvalidSpec
 
 from .code import import_reference
@@ -35,6 +36,7 @@ class ToolContext:
         call_key: `session_id/call_id`, the same in every activation: use it as an idempotency key.
         epoch: number of the activation that runs the call.
         workspace: directory of the agent's files; None without one.
+        confinement: in what the agent's commands run (`AgentSpec.sandbox`).
         traceparent: of the call's span, as W3C Trace Context writes it, for requests that the tool makes; empty without
             a trace.
     """
@@ -47,6 +49,7 @@ class ToolContext:
     epoch: int
     agent: str
     workspace: str | None = None
+    confinement: Confinement = field(default=Confinement(), repr=False)
     traceparent: str = ""
     _reporting: Reporting | None = field(default=None, repr=False, compare=False)
 

@@ -27,6 +27,7 @@ from .notebook import NOTEBOOK_GROUPS, NOTEBOOK_TOOLS
 from .parameters import ToolContext as ToolContext
 from .parameters import context_parameter, convertible_types, has_local_dataclass, parameters_schema, parse_docstring
 from .recall import RECALL_TOOLS
+from .sandboxed import CONTEXT, in_sandbox
 from .waking import STORE_TOOLS
 
 BUILTIN_TOOLS: dict[str, str] = {
@@ -62,6 +63,8 @@ class ToolDefinition:
             called with the call's `ToolContext` to find out what happened, and its result is the call's.
         timeout: seconds for one call; None for the agent's `tool_timeout`.
         approve: a person must approve each call before it is executed (`Session.approve`).
+        sandbox: it runs in a process of its own in the agent's sandbox (`AgentSpec.sandbox`, docs/sandbox.md), where
+            `ToolContext.progress` and `emit` do nothing. A function for `on_crash` runs in the session's process.
     """
 
     name: str
@@ -70,6 +73,7 @@ class ToolDefinition:
     timeout: float | None
     function: Callable[..., Any] = field(repr=False)
     approve: bool = False
+    sandbox: bool = False
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -93,6 +97,7 @@ def tool(
     on_crash: OnCrash = "report",
     timeout: float | None = None,
     approve: bool = False,
+    sandbox: bool = False,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -105,6 +110,7 @@ def tool(
     on_crash: OnCrash = "report",
     timeout: float | None = None,
     approve: bool = False,
+    sandbox: bool = False,
 ) -> Any:
     """Mark a function, plain or async, as a tool. It stays what it is and can be called directly.
 
@@ -114,6 +120,7 @@ def tool(
         on_crash: `report`, `rerun`, `ask` or a function that finds out; see `ToolDefinition`.
         timeout: seconds for one call.
         approve: a person must approve each call before it is executed.
+        sandbox: it runs in the agent's sandbox; the function must be importable, at the top level of a module.
 
     Raises:
         InvalidSpec: one of these is not possible, or the function can't be marked.
@@ -129,7 +136,7 @@ def tool(
             raise InvalidSpec(f"tool {chosen!r}: timeout={timeout!r} must be a positive number of seconds.")
         text = description if description is not None else parse_docstring(target)[0]
         try:
-            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target, approve)  # type: ignore[attr-defined]
+            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target, approve, sandbox)  # type: ignore[attr-defined]
         except AttributeError:
             raise InvalidSpec(f"{target!r} can't be a tool itself: wrap it in a function of your own.") from None
         return target
@@ -161,6 +168,10 @@ def describe(
     reference = import_reference(item)
     if reference is not None:
         return [_spec(definition, {"import": reference}) | fingerprint(item)], {}
+    if definition.sandbox:
+        raise InvalidSpec(
+            f"tool {definition.name!r} is for the sandbox, which imports it: define it at the top level of a module."
+        )
     types_by_name = convertible_types(definition.name, item)
     if any(has_local_dataclass(kind) for kind in types_by_name.values()):
         raise InvalidSpec(
@@ -260,6 +271,7 @@ def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
         "timeout": definition.timeout,
         "source": source,
         **({"approve": True} if definition.approve else {}),
+        **({"sandbox": True} if definition.sandbox else {}),
     }
 
 
@@ -322,13 +334,14 @@ def load(
     definition = getattr(function, "__understudy_tool__", None)
     if not isinstance(definition, ToolDefinition):
         raise ToolError(f"tool {name!r} can't be loaded here: the function is no longer decorated with @tool.")
+    sandbox = spec.get("sandbox", False)
     reconcile = definition.on_crash if spec["on_crash"] == "reconcile" and callable(definition.on_crash) else None
     return LoadedTool(
         name=name,
-        function=function,
-        is_async=inspect.iscoroutinefunction(function),
+        function=in_sandbox(spec) if sandbox else function,
+        is_async=sandbox or inspect.iscoroutinefunction(function),
         parameters=spec["parameters"],
-        context_parameter=context_parameter(function),
+        context_parameter=CONTEXT if sandbox else context_parameter(function),
         reconcile=reconcile,
-        converted=converted,
+        converted={} if sandbox else converted,
     )

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
     from .reads import Note, PendingInput, RunRecord, Wakeup
-    from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
+    from .spec import AgentSpec, Budget, CommandRule, Context, Delegation, Memory, RestartPolicy, Sandbox, Supervision
 
     __version__: str
 
@@ -54,6 +54,7 @@ __all__ = [
     "Capabilities",
     "Cluster",
     "ClusterError",
+    "CommandRule",
     "Conflict",
     "Context",
     "Continue",
@@ -81,6 +82,7 @@ __all__ = [
     "RunFailed",
     "RunRecord",
     "RunResult",
+    "Sandbox",
     "ServiceInfo",
     "Session",
     "SessionClosed",
@@ -109,6 +111,7 @@ _HOMES = {
     "Ask": "actors.directives",
     "Budget": "spec",
     "Cluster": "cluster.client.client",
+    "CommandRule": "spec",
     "Context": "spec",
     "Delegation": "spec",
     "Continue": "actors.directives",
@@ -130,6 +133,7 @@ _HOMES = {
     "Run": "cluster.client.run_handle",
     "RunRecord": "reads",
     "RunResult": "cluster.client.results",
+    "Sandbox": "spec",
     "ServiceInfo": "cluster.client.results",
     "Session": "cluster.client.session_handle",
     "Stop": "actors.directives",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -20,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from .confinement import MAX_SECONDS, Confinement
 from .errors import InvalidSpec
 from .prices import MILLION
 from .suggestions import did_you_mean
@@ -28,6 +30,8 @@ NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 """Name of an environment variable."""
+
+_CONFINED = Confinement()
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -277,6 +281,59 @@ class Delegation(Strict):
     output: bool = False
 
 
+class CommandRule(Strict):
+    """What is done about commands of `bash` that match a pattern.
+
+    Attributes:
+        command: a pattern as of file names, for one simple command with its arguments (`git push*`).
+        action: `allow` executes it, `deny` refuses it, `ask` has a person approve the call first.
+    """
+
+    command: str = Field(min_length=1, max_length=1_000)
+    action: Literal["allow", "deny", "ask"]
+
+
+class Sandbox(Strict):
+    """In what an agent's `bash` and its tools with `@tool(sandbox=True)` run (`docs/sandbox.md`).
+
+    Attributes:
+        backend: `bubblewrap` separates commands from the node, and they are refused where it does not work; so does
+            `auto`, which may mean another sandbox once there is one. `none` is a plain shell that may do all that the
+            session's process may; the limits hold but for `network`, `readable`, `processes` and `temporary`.
+        network: whether commands reach the network; then also all services that the node reaches, Ray's among them.
+        readable: absolute paths that commands may read, beside programs, libraries and the workspace.
+        memory: bytes of address space of each process (`RLIMIT_AS`).
+        processes: and threads, at once. The kernel does not limit those of root.
+        file_size: bytes of the largest file that a command may write.
+        temporary: bytes that /tmp and /dev/shm may hold each; both are empty when a command begins.
+        output: bytes that are kept of a command's output: half from its beginning, half from its end.
+        seconds: the longest time for one command.
+        rules: for commands of `bash`; the first one that matches a simple command counts, and without one it is
+            allowed. They are a guard against mistakes: what a shell does can't be seen from its text. The sandbox is
+            the boundary.
+    """
+
+    backend: Literal["auto", "bubblewrap", "none"] = "auto"
+    network: bool = False
+    readable: tuple[Annotated[str, Field(max_length=4_096)], ...] = ()
+    memory: int = Field(_CONFINED.memory, ge=64 << 20, le=1 << 50)
+    processes: int = Field(_CONFINED.processes, ge=4, le=1_000_000)
+    file_size: int = Field(_CONFINED.file_size, ge=1024, le=1 << 50)
+    temporary: int = Field(_CONFINED.temporary, ge=1 << 20, le=1 << 50)
+    output: int = Field(_CONFINED.output, ge=1_000, le=500_000)
+    seconds: int = Field(_CONFINED.seconds, ge=1, le=MAX_SECONDS)
+    rules: tuple[CommandRule, ...] = ()
+
+    @field_validator("readable")
+    @classmethod
+    def _readable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        found = tuple(os.path.normpath(path) for path in value)
+        wrong = [path for path in found if not path.startswith("/") or path.strip("/") == "" or "\0" in path]
+        if wrong:
+            raise ValueError(f"{', '.join(map(repr, wrong))} must be absolute paths, and not the root")
+        return found
+
+
 class AgentSpec(Strict):
     """What an agent is and may do.
 
@@ -306,7 +363,7 @@ class AgentSpec(Strict):
         tool_timeout: seconds for one tool call, unless the tool says otherwise.
         parallel_tools: tool calls of one round that run at once.
         max_depth: how deep the tree below this agent may grow.
-        allow_bash: `bash` is refused unless this is true.
+        sandbox: in what `bash` and the tools with `@tool(sandbox=True)` run: a `Sandbox`, or the name of its backend.
         follow_ups: inputs that wait when the session begins a run: each is a run of its own, in order (`queue`), or
             they become messages of that run, and their runs end with it (`merge`).
         deadline: seconds for one model call, retries included.
@@ -366,7 +423,7 @@ class AgentSpec(Strict):
     tool_timeout: float = Field(120.0, gt=0, le=86_400)
     parallel_tools: int = Field(8, ge=1, le=64)
     max_depth: int = Field(3, ge=0, le=16)
-    allow_bash: bool = False
+    sandbox: Sandbox = Field(default_factory=Sandbox)
     follow_ups: Literal["queue", "merge"] = "queue"
     deadline: float = Field(600.0, gt=0, le=86_400)
     stall: float = Field(300.0, gt=0, le=86_400)
@@ -391,6 +448,11 @@ class AgentSpec(Strict):
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     on_change: Literal["migrate", "refuse"] = "migrate"
     metadata: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _sandbox(cls, value: Any) -> Any:
+        return {"backend": value} if isinstance(value, str) else value
 
     @field_validator("resources")
     @classmethod

@@ -12,7 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from understudy.actors.approval import BASH
+from understudy.actors.tools import builtin
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings, model_profile_from_environment
+from understudy.confinement import confinement_of
 from understudy.environment import for_tools
 from understudy.errors import InvalidInput, ModelProfileMissing, RunFailed
 from understudy.identifiers import new_identifier
@@ -112,10 +115,15 @@ def approved(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def reaches_outside(spec: dict[str, Any]) -> list[str]:
-    """The tools whose effects are not confined to the workspace: the user's own, and `bash`; all hooks, and memory
-    providers."""
+    """The tools whose effects are not confined to the workspace: the user's own, unless they run in a sandbox, and
+    `bash` without one; all hooks, and memory providers."""
+    confinement = confinement_of(spec)
+    confined = confinement.backend != "none" and not confinement.network
     found = {
-        tool["name"] for tool in spec["tools"] if "builtin" not in tool["source"] or tool["source"]["builtin"] == "bash"
+        tool["name"]
+        for tool in spec["tools"]
+        if not (confined and (tool.get("sandbox") or builtin(tool) == BASH))
+        and (builtin(tool) is None or builtin(tool) == BASH)
     }
     found.update(hook["name"] for hook in spec.get("hooks", ()))
     found.update(provider["name"] for provider in (spec.get("memory") or {}).get("providers", ()))

@@ -51,6 +51,8 @@ def check(
         problems = item["problems"]
         state = f"[red]{counted(len(problems), 'problem')}[/red]" if problems else "[green]ok[/green]"
         console.print(f"{escape(item['file'])}: {state} {escape(item['summary'])}".rstrip(), soft_wrap=True)
+        if "sandbox" in item:
+            console.print(f"  sandbox here: {escape(item['sandbox'])}", soft_wrap=True)
         for problem in problems:
             console.print(f"  [bold]{escape(problem['field'])}[/bold]: {escape(problem['problem'])}", soft_wrap=True)
     return 0 if ok else 1
@@ -58,6 +60,7 @@ def check(
 
 def _checked(file: Path) -> dict[str, Any]:
     from ..client.agent_file import read_agent
+    from ..client.checking import sandbox_for
 
     try:
         with _alone(file.resolve().parent):
@@ -67,7 +70,9 @@ def _checked(file: Path) -> dict[str, Any]:
         return {"file": str(file), "name": None, "summary": "", "problems": problems}
     has = [(spec.tools, "tool"), (spec.hooks, "hook"), (spec.agents, "sub-agent"), (spec.handoffs, "handoff")]
     parts = ", ".join([spec.name, *(counted(len(found), noun) for found, noun in has if found)])
-    return {"file": str(file), "name": spec.name, "summary": parts, "problems": []}
+    sandbox = sandbox_for(spec)
+    found = {"file": str(file), "name": spec.name, "summary": parts, "problems": []}
+    return {**found, "sandbox": sandbox} if sandbox else found
 
 
 @contextmanager

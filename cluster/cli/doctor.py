@@ -28,6 +28,7 @@ from understudy.store.reads import queries
 from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
 
 from ..client import background
+from ..client.checking import sandbox_here
 from ..ray.own_ray import connect_ray, running_address
 from ..ray.ray_edge import RAY_VERSION, settle
 from ..ray.services import supervisor_handle
@@ -57,6 +58,7 @@ def examine(store: str | None) -> list[Check]:
     checks.append(_model(settings))
     checks.append(_guarded("store", lambda: _store(settings)))
     checks.append(_disk())
+    checks.append(Check("sandbox", True, sandbox_here()))  # agents without `bash` need none
     try:
         address = running_address()
     except UnderstudyError as error:

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,14 @@ WAITS = 3
 OFFLINE = "the model is `offline`, which only echoes: OPENAI_API_KEY, OPENAI_BASE_URL and UNDERSTUDY_MODEL name another"
 
 
+class SandboxName(StrEnum):
+    """The backends of `AgentSpec.sandbox`."""
+
+    auto = "auto"
+    bubblewrap = "bubblewrap"
+    none = "none"
+
+
 def _tools(incomplete: str) -> list[str]:
     """Names of tools, for the shell's completion."""
     from ..client.agent_options import known_tools
@@ -63,7 +72,10 @@ def run(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Default: UNDERSTUDY_MODEL, or `offline` without a key.")] = None,
     instructions: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    allow_bash: Annotated[bool, typer.Option("--allow-bash", help="Give it `bash`: it may run any command.")] = False,
+    allow_bash: Annotated[bool, typer.Option("--allow-bash", help="Give it `bash`, in its sandbox.")] = False,
+    sandbox: Annotated[
+        SandboxName | None, typer.Option(help="In what `bash` runs; `none`: it may do whatever you may.")
+    ] = None,
     max_rounds: Annotated[int | None, typer.Option(help="Model calls at most.", min=1, max=10_000)] = None,
     budget_tokens: Annotated[int | None, typer.Option(help="Tokens at most, sub-agents included.", min=1)] = None,
     output_schema: Annotated[
@@ -94,7 +106,8 @@ def run(
     from ..client.agent_options import AgentOptions
 
     options = AgentOptions(
-        agent, tuple(tool or ()), model, instructions, allow_bash, max_rounds, budget_tokens, output_schema
+        agent, tuple(tool or ()), model, instructions, allow_bash,
+        sandbox.value if sandbox else None, max_rounds, budget_tokens, output_schema
     )  # fmt: skip
     spec, text = options.read(Path.cwd())
     content = sys.stdin.read() if prompt == "-" else prompt if prompt is not None else text

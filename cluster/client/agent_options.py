@@ -32,6 +32,7 @@ class AgentOptions:
     Attributes:
         file: an agent's file; the options below go over its fields, `tools` are added.
         allow_bash: the agent has `bash`.
+        sandbox: the backend of its sandbox.
         budget_tokens: of the session and all below it.
         output_schema: a file with the JSON Schema that the answer must fit.
     """
@@ -41,6 +42,7 @@ class AgentOptions:
     model: str | None = None
     instructions: str | None = None
     allow_bash: bool = False
+    sandbox: str | None = None
     max_rounds: int | None = None
     budget_tokens: int | None = None
     output_schema: Path | None = None
@@ -85,12 +87,12 @@ class AgentOptions:
                 tools += [found] if found not in tools else []
         if self.allow_bash and "bash" not in tools:
             tools.append("bash")
-        if "bash" in self.tools and not (self.allow_bash or given.get("allow_bash")):
-            problems.append({"field": "--tool", "problem": "bash runs any command: say --allow-bash instead"})
         if problems:
             raise InvalidInput(listed(problems), details={"problems": problems})
         changed: dict[str, Any] = {"tools": tools, "model": self.model, "instructions": self.instructions}
-        changed |= {"allow_bash": self.allow_bash or None, "max_rounds": self.max_rounds}
+        changed["max_rounds"] = self.max_rounds
+        if self.sandbox is not None:
+            changed["sandbox"] = {**dict(given.get("sandbox") or {}), "backend": self.sandbox}
         if self.output_schema is not None:
             changed["output_type"] = _schema(self.output_schema)
         if self.budget_tokens is not None:

@@ -23,7 +23,7 @@ from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMis
 from understudy.identifiers import digest
 from understudy.manifest import AGENTS, below, without_bytes
 from understudy.placement import DEFAULT, placement_key
-from understudy.spec import AgentSpec, Budget, Delegation, each, listed
+from understudy.spec import AgentSpec, Budget, Delegation, Sandbox, each, listed
 from understudy.windows import known_window
 
 from .handoff_targets import handoff_targets, named, own_handoff_problems
@@ -165,6 +165,7 @@ def _compiled(
         **({"output": output} if output else {}),
         **({"memory": memory} if memory else {}),
         **({"delegation": delegation} if delegation else {}),
+        **({"sandbox": spec.sandbox.model_dump(exclude_defaults=True)} if spec.sandbox != Sandbox() else {}),
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
@@ -253,8 +254,6 @@ def function_problems(
     }  # fmt: skip
     problems = [(field, f"{name!r} is there twice") for field, found in each.items() for name in _twice(found)]
     problems += [("handoffs", problem) for problem in own_handoff_problems(spec, names)]
-    if "bash" in names and not spec.allow_bash:
-        problems.append(("tools", "bash needs allow_bash=True"))
     if spec.output_type is not None and FINAL_ANSWER in names:
         problems.append(("tools", f"{FINAL_ANSWER!r} is taken, by the tool that gives an answer of the output type"))
     if spec.agents and not {"spawn_agent", "start_agent"} & set(names):

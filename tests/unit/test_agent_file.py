@@ -18,7 +18,17 @@ from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
+from understudy.spec import (
+    AgentSpec,
+    Budget,
+    CommandRule,
+    Context,
+    Delegation,
+    Memory,
+    RestartPolicy,
+    Sandbox,
+    Supervision,
+)
 
 TOOLS = """
 from understudy import hook, tool
@@ -145,7 +155,6 @@ repeat_limit = 3
 tool_timeout = 1.5
 parallel_tools = 2
 max_depth = 2
-allow_bash = true
 deadline = 60
 stall = 30
 parameters = { temperature = 0 }
@@ -173,6 +182,18 @@ metadata = { team = "t" }
 [output_type]
 type = "object"
 properties = { city = { type = "string" } }
+
+[sandbox]
+backend = "bubblewrap"
+network = true
+readable = ["/opt/tools"]
+memory = 1000000000
+processes = 50
+file_size = 1000000
+temporary = 10000000
+output = 2000
+seconds = 60
+rules = [{ command = "git push*", action = "ask" }]
 
 [restart]
 max_restarts = 1
@@ -241,6 +262,8 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         (Memory, set(data["memory"])),
         (Delegation, set(data["delegation"])),
         (Budget, set().union(*scopes)),
+        (Sandbox, set(data["sandbox"])),
+        (CommandRule, set(data["sandbox"]["rules"][0])),
     ]
     for model, given in nested:
         assert given == set(model.model_fields), model
@@ -276,7 +299,7 @@ def test_problems_of_handoffs_are_told_with_their_places(tmp_path: Path, module:
 def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path) -> None:
     """Each name that `AgentSpec.tools` takes is one that a file takes, groups included."""
     for name in tool_names():
-        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "allow_bash": True})).spec
+        found = read_agent(write(tmp_path, {"name": "a", "tools": [name]})).spec
         assert found.tools == (name,)
 
 
@@ -298,8 +321,8 @@ def test_what_a_misspelt_name_may_mean(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_together_is_told_with_the_rest(tmp_path: Path, module: str) -> None:
-    """Tools twice or without permission, and sub-agents of one name, are told beside fields that can't be used."""
-    twin = {"name": "twin", "tools": ["bash"]}
+    """Tools twice, and sub-agents of one name, are told beside fields that can't be used."""
+    twin = {"name": "twin", "tools": ["wait", "wait"]}
     data = {"tools": ["glob", "files", "wait"], "max_rounds": 0, "agents": [twin, twin], "hooks": [f"{module}:none"]}
     with pytest.raises(InvalidSpec) as raised:
         read_agent(write(tmp_path, data))
@@ -359,4 +382,9 @@ def test_checking_several_files(tmp_path: Path, module: str, monkeypatch: pytest
     shown = CliRunner().invoke(app, ["agents", "check", str(good), str(second)])
     assert shown.exit_code == 1
     assert f"{good}: ok a, 2 tools" in shown.stdout
+    assert "sandbox here" not in shown.stdout
+    second = write(other, {"name": "b", "tools": ["bash"]})
+    assert "sandbox here: " in CliRunner().invoke(app, ["agents", "check", str(second)]).stdout
+    write(other, {"name": "b", "tools": ["bash"], "sandbox": "none"})
+    assert "sandbox" not in check(str(second))[1]["files"][0]
     assert f"{second}: 2 problems" in shown.stdout
