@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from understudy.observability.traces import TraceSpan
 
     from .attachments import File, Image
-    from .config import ModelProfile
+    from .config import Capabilities, Fallback, ModelProfile
     from .errors import (
         ClusterError,
         Conflict,
@@ -63,6 +63,7 @@ __all__ = [
     "AgentSpec",
     "Ask",
     "Budget",
+    "Capabilities",
     "Cluster",
     "ClusterError",
     "CommandRule",
@@ -72,6 +73,7 @@ __all__ = [
     "DeadlineExceeded",
     "Delegation",
     "Event",
+    "Fallback",
     "File",
     "HookContext",
     "Image",
@@ -137,6 +139,8 @@ _HOMES = {
     "MemoryContext": "actors.providers",
     "Message": "messages",
     "ModelProfile": "config",
+    "Capabilities": "config",
+    "Fallback": "config",
     "Note": "reads",
     "PendingInput": "reads",
     "Refuse": "actors.directives",

@@ -34,6 +34,8 @@ MEMORY_MARK = "<memory>"
 
 ATTACHMENTS_MARK = "<attachments>"
 """How the text begins of what a model is sent behind results of tools that have attachments."""
+PROVIDER_DATA = "provider_data"
+"""The field of an assistant message with what its provider wants back, and nobody else may be sent."""
 
 ALWAYS, THIS_ROUND, NEVER = "always", "this_round", "never"
 """In which model calls a message is (`Message.visibility`)."""
@@ -88,6 +90,8 @@ class Usage:
     """Tokens of one or more model calls, and what they cost.
 
     Attributes:
+        cached_tokens: of the input, found in the endpoint's cache; `cache_write_tokens` of it were taken into that.
+        reasoning_tokens: of the output.
         estimated: an endpoint did not say how many; counted by the length of the texts.
         cost: in millionths of the price table's currency; 0 for a model without a price.
     """
@@ -98,6 +102,7 @@ class Usage:
     reasoning_tokens: int = 0
     estimated: bool = False
     cost: int = 0
+    cache_write_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -112,10 +117,13 @@ class Usage:
             self.reasoning_tokens + other.reasoning_tokens,
             self.estimated or other.estimated,
             self.cost + other.cost,
+            self.cache_write_tokens + other.cache_write_tokens,
         )
 
     def to_wire(self) -> list[Any]:
         wire = [self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens, self.estimated]
+        if self.cache_write_tokens:
+            return [*wire, self.cost, self.cache_write_tokens]
         return [*wire, self.cost] if self.cost else wire
 
     @classmethod

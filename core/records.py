@@ -123,6 +123,7 @@ class ModelAnswer:
         error: set when the call failed for good; `content` then holds partial text, if any.
         background: the endpoint made the response in background mode, and keeps it under `response_id`: another answer
             with that id is the same one, which was paid once.
+        profile, model: who gave it, if that was a fallback; empty for those of the request.
     """
 
     content: str | None = None
@@ -139,6 +140,8 @@ class ModelAnswer:
     extra: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     background: bool = False
+    profile: str = ""
+    model: str = ""
 
     @property
     def is_final(self) -> bool:

@@ -15,10 +15,11 @@ import openai
 from understudy.config import ModelProfile
 from understudy.json_text import from_json
 from understudy.messages import storable
-from understudy.profiles import DEFAULT_BASE_URL
+from understudy.profiles import DEFAULT_BASE_URLS
 from understudy.records import ModelRequest
 
 from .adapters import Adapter
+from .anthropic import Messages
 from .chat import ChatCompletions
 from .responses import Responses
 
@@ -34,6 +35,7 @@ ERROR_LIMIT = 1 << 20
 ADAPTERS: dict[str, Callable[[ModelProfile], Adapter]] = {
     "chat": lambda _profile: ChatCompletions(),
     "responses": Responses,
+    "anthropic": Messages,
 }
 """By `ModelProfile.protocol`."""
 
@@ -52,7 +54,7 @@ class Endpoint:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
-        self.base_url = profile.base_url or DEFAULT_BASE_URL
+        self.base_url = profile.base_url or DEFAULT_BASE_URLS[profile.protocol]
         self.calls = 0
         self.turn = asyncio.Semaphore(profile.max_concurrency)
         self._pace = asyncio.Lock()
@@ -158,6 +160,8 @@ def _error_of(response: httpx2.Response, text: str) -> openai.APIStatusError:
     except (ValueError, RecursionError):
         pass
     error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(body, dict) and body.get("type") == "error" and isinstance(error, dict):
+        error = {**error, "code": error.get("type")}  # of Anthropic, which has no other codes
     if isinstance(error, dict) and isinstance(error.get("message"), str) and error["message"]:
         message = f"{message} - {error['message']}"
     return openai.APIStatusError(message, response=response, body=error)

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import aiohttp
 import httpx2
+import msgspec
 import openai
 
 from understudy.config import ModelProfile
-from understudy.errors import ModelProfileMissing
+from understudy.errors import ContextOverflow, ModelError, ModelProfileMissing, ModelUnavailable
 from understudy.profiles import check
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import Piece
 
 from .endpoint import Endpoint
+from .needs import require
 from .responses import cancel_path
 from .tries import Backoff, Tries
 
@@ -28,6 +32,17 @@ log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 5.0
 """How long an endpoint is waited for that shall cancel a response."""
+
+
+LEAST_SECONDS = 1.0
+"""A fallback with less time than this is not asked."""
+
+
+def cause_of(error: ModelError) -> str:
+    """For what a call has failed, in the words of `Fallback.on`."""
+    if isinstance(error, ModelUnavailable):
+        return "unavailable"
+    return "overflow" if isinstance(error, ContextOverflow) else "refused"
 
 
 class Gateway:
@@ -81,6 +96,10 @@ class Gateway:
         connection that is lost is no loss, and `request.response_id` names a response that is fetched, not asked for.
         One that the endpoint does not have any more is asked for anew.
 
+        Where the profile has fallbacks, they are asked in turn within the deadline; the answer says which profile and
+        model gave it, if not those of the request. Each is asked for a function of the same request. A fallback's
+        response in background mode is not told: another gateway could not fetch it.
+
         Args:
             on_delta: gets text, reasoning and arguments of tool calls as they arrive.
             on_restart: called when a try failed after some of it was delivered: what follows starts anew.
@@ -102,6 +121,41 @@ class Gateway:
             raise ModelProfileMissing(
                 f"no model profile {request.profile!r} is registered on this node", details={"profile": request.profile}
             )
+        fallbacks = endpoint.profile.fallbacks
+        if not fallbacks:
+            return await self._call(endpoint, request, on_delta, on_restart, on_response)
+        end = time.monotonic() + request.deadline
+        try:
+            return await self._call(endpoint, request, on_delta, on_restart, on_response)
+        except ModelError as error:
+            first = error
+        for fallback in fallbacks:
+            other, left = self._endpoints.get(fallback.profile), end - time.monotonic()
+            if other is None or cause_of(first) not in fallback.on or left < LEAST_SECONDS:
+                continue
+            model = fallback.model or request.model
+            if on_restart is not None:
+                on_restart()
+            log.info("profile %s gives no answer: %s is asked, model %s", request.profile, fallback.profile, model)
+            asked = msgspec.structs.replace(
+                request, profile=fallback.profile, model=model, deadline=left, response_id=""
+            )
+            try:
+                answer = await self._call(other, asked, on_delta, on_restart, None)
+            except ModelError:
+                continue  # what the first one said is what the caller can do something about
+            return replace(answer, profile=fallback.profile, model=model)
+        raise first
+
+    async def _call(
+        self,
+        endpoint: Endpoint,
+        request: ModelRequest,
+        on_delta: Callable[[Piece], None] | None,
+        on_restart: Callable[[], None] | None,
+        on_response: Callable[[str], None] | None,
+    ) -> ModelAnswer:
+        require(endpoint.profile, request)
         endpoint.calls += 1
         try:
             async with endpoint.turn:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from understudy.json_text import from_json, to_json
-
-PROVIDER_DATA = "provider_data"
+from understudy.messages import PROVIDER_DATA
 
 _MARK = b'"provider_data":'
 """How the field is found in JSON text without reading it: in a text, the quotes would be escaped."""

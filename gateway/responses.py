@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 from understudy.config import ModelProfile
 from understudy.json_text import from_json, to_json
-from understudy.messages import CUT_OFF, Usage
+from understudy.messages import CUT_OFF, PROVIDER_DATA, Usage
 from understudy.records import ModelRequest
 from understudy.streams import CALL, REASONING, TEXT, Piece
 
 from .adapters import EndpointError, Malformed, count_of, text_of
-from .provider_data import PROVIDER_DATA, stamped
+from .provider_data import stamped
 from .responses_input import PROTOCOL, body_of
 
 WORKING = frozenset({"queued", "in_progress"})
@@ -296,4 +296,5 @@ def read_usage(data: dict[str, Any]) -> Usage:
         output_tokens=count_of(data, "output_tokens"),
         cached_tokens=count_of(into, "cached_tokens"),
         reasoning_tokens=count_of(out, "reasoning_tokens"),
+        cache_write_tokens=count_of(into, "cache_write_tokens"),
     )

@@ -32,10 +32,14 @@ POLL_SECONDS = 1.0
 
 RETRIED = frozenset({408, 409, 429})
 """Statuses below 500 that are worth another try."""
-FINAL_CODES = frozenset(
-    {"insufficient_quota", "billing_hard_limit_reached", "invalid_prompt", "context_length_exceeded"}
-)
+FINAL_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Error codes that waiting doesn't cure, whatever the status."""
+FINAL_REPORTS = FINAL_CODES | {
+    "invalid_prompt", "context_length_exceeded",
+    "invalid_request_error", "authentication_error", "permission_error", "not_found_error", "request_too_large",
+    "billing_error",
+}  # fmt: skip
+"""The same of errors that are reported in place of an answer, without a status: OpenAI's, then Anthropic's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +296,9 @@ class Tries:
         """An error in place of an answer, under status 200: its code decides, and unknown ones are worth a retry."""
         message, code = (body.get("message"), body.get("code")) if isinstance(body, dict) else (body, None)
         what = self._endpoint.clean(f"the endpoint reported: {message or body}")
+        code = code if isinstance(code, (str, int)) else None
         status = code if isinstance(code, int) else None
-        if code in FINAL_CODES or (status is not None and 400 <= status < 500 and status not in RETRIED):
+        if code in FINAL_REPORTS or (status is not None and 400 <= status < 500 and status not in RETRIED):
             self._refuse(what, status, code)
         raise _Failure(what, status=status, code=code) from None
 

@@ -279,7 +279,7 @@ class Calls:
                 return
             if call.origin.guarded:
                 answer = await self._judged(call, answer)
-            price = self._profiles.price(call.origin.profile, call.origin.model)
+            price = self._profiles.price(answer.profile or call.origin.profile, answer.model or call.origin.model)
             if price is not None:
                 answer = replace(answer, usage=replace(answer.usage, cost=price.cost(answer.usage)))
             try:

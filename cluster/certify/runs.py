@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +303,7 @@ async def _registered(gateway: Recorder, spec: dict[str, Any]) -> AsyncIterator[
         raise ModelProfileMissing(f"no credentials for model profile {sorted(missing)[0]!r}: no key is set")
     for name in missing:
         assert own is not None
-        gateway.register(ModelProfile(name, own.api_key, own.base_url))
+        gateway.register(replace(own, name=name))
     if OFFLINE_MODEL not in names:
         yield
         return

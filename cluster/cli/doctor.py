@@ -20,6 +20,7 @@ from understudy.config import (
     state_home,
 )
 from understudy.errors import UnderstudyError
+from understudy.profiles import DEFAULT_BASE_URLS
 from understudy.profiles import check as check_profile
 from understudy.protocol import ServiceDirectory, unpacked
 from understudy.store.db.engine import Database
@@ -92,7 +93,9 @@ def _spans(settings: Settings) -> str:
 
 def _model(settings: Settings) -> Check:
     if settings.model == OFFLINE_MODEL:
-        return Check("model", True, "offline (deterministic, local; set OPENAI_API_KEY for a real one)")
+        return Check(
+            "model", True, "offline (deterministic, local; set OPENAI_API_KEY or ANTHROPIC_API_KEY for a real one)"
+        )
     try:
         profile = model_profile_from_environment()
         if profile is not None:
@@ -100,9 +103,12 @@ def _model(settings: Settings) -> Check:
     except UnderstudyError as error:
         return Check("model", False, error.message, error.hint)
     if profile is None:
-        advice = "Set OPENAI_API_KEY (and OPENAI_BASE_URL for other endpoints), or UNDERSTUDY_MODEL=offline."
+        advice = (
+            "Set OPENAI_API_KEY (and OPENAI_BASE_URL for other endpoints) or ANTHROPIC_API_KEY, or "
+            "UNDERSTUDY_MODEL=offline."
+        )
         return Check("model", False, f"{settings.model} without a key", advice)
-    where = os.environ.get("OPENAI_BASE_URL") or "the openai package's default endpoint"
+    where = (profile.base_url or DEFAULT_BASE_URLS[profile.protocol]).partition("?")[0]
     return Check("model", True, f"{settings.model} at {where}")
 
 

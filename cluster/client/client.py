@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from understudy.config import ModelProfile, Settings, model_profile_from_environment
+from understudy.config import ModelProfile, Settings, model_profiles_from_environment
 from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, new_identifier
 from understudy.prices import price_table
@@ -95,9 +95,7 @@ class Cluster:
         settings = replace(settings, prices={**settings.prices, **price_table(prices or {})})
         refuse_temporary(settings.store)
         known = list(profiles)
-        own = model_profile_from_environment()
-        if own is not None:
-            known.append(own)
+        known += model_profiles_from_environment()
         default = known[0].name if known else None
         known += offered_profiles()
         known = [replace(profile, prices={**settings.prices, **profile.prices}) for profile in known]

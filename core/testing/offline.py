@@ -21,6 +21,9 @@ from types import TracebackType
 from typing import Any
 
 from .http import CALLS, Answer, Connection
+from .messages_api import RenderedMessage
+from .messages_api import chat_body as chat_body_of_message
+from .messages_api import error_body as message_error
 from .policies import Policy, Refusal, Reply, default_policy, policy_from_script, register_policy
 from .prefixes import Prefixes
 from .protocol import Completion, check_body, compact, error_body
@@ -46,6 +49,13 @@ CHAT, RESPONSES, MESSAGES = CALLS
 RECORDED = 4_096
 """How many of the last requests a server remembers."""
 GOLDEN = (math.sqrt(5) - 1) / 2
+
+READ_BY: dict[str, Callable[[Any], Any]] = {
+    CHAT: lambda body: body,
+    RESPONSES: chat_body_of_response,
+    MESSAGES: chat_body_of_message,
+}
+"""What makes a request of chat completions of one under each path: policies know no other."""
 
 EVENT_STREAM = "text/event-stream"
 
@@ -343,18 +353,18 @@ class OfflineServer:
         fault = self.faults.of(number)
         if isinstance(fault, int):
             code = "rate_limit_exceeded" if fault == 429 else None
-            return self._error(fault, f"the offline model fails with {fault} as it was told to", code)
+            return self._error(fault, f"the offline model fails with {fault} as it was told to", code, path)
         if fault == "html":
             return Answer(200, "text/html; charset=utf-8", [HTML])
         try:
-            chat = chat_body_of_response(body) if path == RESPONSES else body
+            chat = READ_BY[path](body)
             messages = check_body(chat)
             reply = self.policy(chat)
         except Refusal as error:
-            return self._error(error.status, error.message, error.code)
+            return self._error(error.status, error.message, error.code, path)
         except Exception as error:
             traceback.print_exc()
-            return self._error(400, f"the offline policy failed: {type(error).__name__}: {error}")
+            return self._error(400, f"the offline policy failed: {type(error).__name__}: {error}", None, path)
         dump = compact(messages)
         key = blake2b(dump.encode(), digest_size=12).hexdigest()
         prompt = (compact(chat["tools"]) if chat.get("tools") else "") + dump
@@ -366,7 +376,7 @@ class OfflineServer:
                 f"This model's maximum context length is {self.window} tokens. However, your messages resulted in "
                 f"{usage['prompt_tokens']} tokens. Please reduce the length of the messages."
             )
-            return self._error(400, text, "context_length_exceeded")
+            return self._error(400, text, "context_length_exceeded", path)
         times = self._seen.get(key, 0)
         self._seen[key] = times + 1
         self.change(
@@ -382,6 +392,9 @@ class OfflineServer:
             if body.get("background"):
                 return self._in_background(rendered, body, delay, fault, lost=self.faults.is_lost(number))
             parts = rendered.events() if streams else [rendered.whole()]
+        elif path == MESSAGES:
+            message = RenderedMessage(completion, f"msg_{key}")
+            parts = message.events() if streams else [message.whole()]
         else:
             include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
             parts = completion.events(include_usage) if streams else [completion.whole()]
@@ -446,9 +459,10 @@ class OfflineServer:
         """Lose all responses that are kept, as an endpoint does with those that are too old."""
         self._run(self._stored.clear)
 
-    def _error(self, status: int, message: str, code: str | None = None) -> Answer:
+    def _error(self, status: int, message: str, code: str | None = None, path: str = CHAT) -> Answer:
         extra = ""
         if self.faults.retry_after is not None and status in (429, 500, 529):
             seconds = self.faults.retry_after
             extra = f"retry-after: {math.ceil(seconds)}\r\nretry-after-ms: {round(seconds * 1000)}\r\n"
-        return Answer(status, "application/json", [error_body(status, message, code)], extra=extra)
+        body = message_error(status, message) if path == MESSAGES else error_body(status, message, code)
+        return Answer(status, "application/json", [body], extra=extra)

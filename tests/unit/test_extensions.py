@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from understudy.actors.tools import TOOL_GROUPS
 from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
@@ -121,7 +122,7 @@ def test_a_specification_names_what_a_package_offers(package: str, tmp_path: Pat
 def test_built_in_names_are_not_for_packages(package: str) -> None:
     """A package's `files` is its own: the plain name stays the group's, and no plain name means a package's tool."""
     assert compiled(tools=["acme-tools:files"])["tools"][0]["name"] == "search"
-    assert len(compiled(tools=["files"])["tools"]) == 5
+    assert len(compiled(tools=["files"])["tools"]) == len(TOOL_GROUPS["files"])
     with pytest.raises(InvalidSpec, match="installed packages have: acme-tools:search; your own: module:function"):
         compiled(tools=["search"])
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.actors.conversation import Conversation
@@ -217,6 +217,7 @@ def test_what_goes_back_and_to_whom() -> None:
     assert read(unread, stored=True).extra is not None
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_a_request_is_a_function_of_its_messages(data: st.DataObject) -> None:
     """Whatever was said, the same messages make the same bytes, each call keeps its result, and no text is lost."""
@@ -259,6 +260,21 @@ async def test_a_lost_connection_is_no_lost_response(events: int) -> None:
     assert heard.words == [answer.response_id]
     assert heard.text == answer.content == "I look. " * 20
     assert (answer.background, len(answer.tool_calls)) == (True, 2)
+
+
+async def test_events_that_come_again_are_not_told_again() -> None:
+    """Given an endpoint that sends a response from its beginning again, then nothing is told twice."""
+    delta = {"type": "response.output_text.delta", "sequence_number": 1, "delta": "one "}
+    begun = [{"type": "response.created", "sequence_number": 0, "response": {"id": "r"}}, delta]
+    over = {"type": "response.completed", "sequence_number": 2, "response": {"id": "r", "output": ITEMS[1:2]}}
+    async with (
+        endpoint(events_of(*begun), events_of(*begun, over)) as url,
+        responses(url, background=True) as model,
+    ):
+        heard = Heard()
+        answer = await heard.call(model, request())
+    assert heard.told == ["r", Piece(TEXT, "one ")]
+    assert (answer.content, answer.retries) == ("one ", 1)
 
 
 async def test_another_gateway_fetches_the_response() -> None:
@@ -416,6 +432,7 @@ odd = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_malformed_events_never_crash(data: st.DataObject) -> None:
     """Whatever is in an event's fields, it is an answer, an error report or no response: nothing else is raised."""
@@ -437,6 +454,6 @@ def test_malformed_events_never_crash(data: st.DataObject) -> None:
         try:
             reading.add(json.dumps(one))
         except (Malformed, EndpointError):
-            break
+            return
     _ = reading.complete, reading.content, reading.tool_calls, reading.extra, reading.continuation
     assert isinstance(reading.usage, Usage | None)
