@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from dataclasses import replace as replace_record
 from typing import Any
 
 from msgspec.structs import replace
 
 from understudy.approvals import APPROVAL, APPROVE, REJECT, Remembered, rejection, remembered
+from understudy.commands import START_COMMAND
+from understudy.confinement import confinement_of
 from understudy.records import Ask, CallState
 from understudy.wakeups import microseconds
 
 from .asking import REQUEST_USER_INPUT, shown
+from .command_rules import judge
 from .execution import Outcome
 from .window import Window
+
+SHELL_TOOLS = ("bash", START_COMMAND)
+"""The built-in tools whose commands have rules."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,26 @@ def is_asked_first(window: Window, call: CallState, spec: dict[str, Any]) -> boo
         return False
     found = decided(window, call)
     return found is None or found.decision != APPROVE
+
+
+def by_rules(window: Window, spec: dict[str, Any], permitted: Permitted) -> Permitted | Outcome:
+    """What the agent's rules for commands say of a call that hooks permit; its outcome if it is refused."""
+    rules = confinement_of(window.spec).rules if spec["source"].get("builtin") in SHELL_TOOLS else ()
+    rule = judge(_command(permitted.call.arguments), rules)
+    if rule is None:
+        return permitted
+    if rule.action == "ask":
+        return replace_record(permitted, reasons=(*permitted.reasons, f"The rule for {rule.command!r} asks"))
+    return Outcome("refused", f"not executed: the agent's rules deny commands like {rule.command!r}")
+
+
+def _command(arguments: str) -> str:
+    """The command that a call is to execute; empty if there is none, and the call will not be executed."""
+    try:
+        found = json.loads(arguments)["command"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def permit(window: Window, call: CallState, spec: dict[str, Any], permitted: Permitted) -> CallState | Outcome | Ask:

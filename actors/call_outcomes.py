@@ -12,20 +12,24 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from understudy.confinement import confinement_of
 from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
 
 from .answers import outcome_of, without_result
-from .approval import as_edited, permit, with_edit, with_time_out
+from .approval import Permitted, as_edited, by_rules, permit, with_edit, with_time_out
 from .asking import QUESTION, answer_to, ask_about
+from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import wanted_by
 from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
 from .handoffs import handed_off, is_handoff
-from .hooks import Hooks
+from .hooks import Hooks, arguments_of
+from .parameters import SkillFiles
 from .reports import CallReports, Reports
+from .task_calls import LOST, MOST_LOST, TaskCalls, begun, is_task, unloaded
 from .tools import LoadedTool, ToolContext
 from .window import Window
 
@@ -49,7 +53,10 @@ class CallOutcomes:
         reports: what tools report while they run.
     """
 
-    def __init__(self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader) -> None:
+    def __init__(
+        self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader, skills: SkillFiles,
+        tasks: TaskCalls, commands: NodeCommands,
+    ) -> None:  # fmt: skip
         self.leave = False
         self.results: dict[str, Outcome] = {}
         self.ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
@@ -63,6 +70,9 @@ class CallOutcomes:
         self._hooks = hooks
         self._patience = patience
         self._load = load
+        self._skills = skills
+        self._tasks = tasks
+        self._commands = commands
         self._told = {item.id for item in window.inbox}
         self._unrecorded: list[Callable[[], None]] = []
 
@@ -106,6 +116,9 @@ class CallOutcomes:
     async def run(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
         """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
         async with limit:
+            found = await self._tasks.attach(spec, self._context(call)) if _may_go_on_elsewhere(call, spec) else None
+            if found is not None:
+                return await self.conclude(call, found, executions=call.executions + 1)
             if call.state == "started" and spec["on_crash"] == "ask":
                 self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
                 self._ask(ask_about(call))
@@ -124,6 +137,8 @@ class CallOutcomes:
     async def _permit(self, call: CallState, spec: dict[str, Any]) -> CallState | Outcome | None:
         """The call as hooks let it be executed, or its outcome; None if a person is asked for approval."""
         permitted = await self._hooks.before_tool(call, spec)
+        if isinstance(permitted, Permitted):
+            permitted = by_rules(self._window, spec, permitted)
         if isinstance(permitted, Outcome):
             return permitted
         found = permit(self._window, call, spec, permitted)
@@ -138,11 +153,15 @@ class CallOutcomes:
         self.handed_over.add(asked.call_id)
         self._commits.draft.asks.append(replace(asked, prompt=presentable(asked.prompt)))
 
-    async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None) -> Outcome:
+    async def _execute(
+        self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None
+    ) -> Outcome | None:
         """Execute a call. What can wait or fail comes before the commit of its start: the lease runs from there."""
         if is_handoff(spec):
             done = handed_off(spec, replace(call, arguments=arguments))
             return await self.conclude(call, done, executions=call.executions + 1, item=item)
+        if is_task(spec):
+            return await self._execute_elsewhere(call, arguments, spec, item)
         timeout = spec["timeout"] or self._window.spec["tool_timeout"]
         self._patience.expect(time.monotonic() + timeout)
         try:
@@ -150,7 +169,8 @@ class CallOutcomes:
         except Exception as error:
             failed = Outcome("error", str(error))
             return await self.conclude(call, failed, executions=call.executions, item=item)
-        keywords = bind(loaded, arguments, self._context(call, self.reports.of(call)))
+        context = self._context(replace(call, arguments=arguments), self.reports.of(call))
+        keywords = bind(loaded, arguments, context)
         if isinstance(keywords, Outcome):
             return await self.conclude(call, keywords, executions=call.executions, item=item)
         if item is not None:
@@ -168,6 +188,39 @@ class CallOutcomes:
         self.leave = self.leave or outcome.stuck_thread
         return await self.conclude(call, outcome, executions=call.executions + 1)
 
+    async def _execute_elsewhere(
+        self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None
+    ) -> Outcome | None:  # fmt: skip
+        """Execute a call in a process of its own, which outlasts this one; None if a person is asked what became of
+        it."""
+        context = self._context(replace(call, arguments=arguments))
+        fitting = bind(unloaded(spec), arguments, context)
+        if isinstance(fitting, Outcome):
+            return await self.conclude(call, fitting, executions=call.executions, item=item)
+        if item is not None:
+            self._commits.draft.inbox_done.append(item.id)
+        for _ in range(MOST_LOST):
+            service = await self._tasks.service()  # before the commit: what it begins later, it alone knows of
+            if spec["on_crash"] != "rerun":
+                await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
+                if self._window.stops:
+                    return Outcome("cancelled", "cancelled")
+            outcome = await self._tasks.run(spec, context, arguments, service)
+            if outcome is not None:
+                return await self.conclude(call, outcome, executions=call.executions + 1)
+            if spec["on_crash"] != "rerun":
+                return await self._lost_elsewhere(begun(call), spec)
+        return await self.conclude(call, Outcome("error", LOST), executions=call.executions + 1)
+
+    async def _lost_elsewhere(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
+        """A call is in doubt since its process died, not this one; None if a person is asked."""
+        if spec["on_crash"] == "ask":
+            self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
+            self._ask(ask_about(call))
+            return None
+        found = await self._in_doubt(call, spec)
+        return await self.conclude(call, found, executions=call.executions) if found is not None else None
+
     def _context(self, call: CallState, reports: CallReports | None = None) -> ToolContext:
         window = self._window
         span_id = tool_span_identifier(window.session_id, call.call_id)
@@ -180,8 +233,13 @@ class CallOutcomes:
             epoch=window.epoch,
             agent=window.spec["name"],
             workspace=window.spec["workspace"],
+            confinement=confinement_of(window.spec),
             traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
+            skill_files=self._skills,
+            web=window.web,
+            arguments=arguments_of(call.arguments) or {},
             _reporting=reports,
+            _commands=self._commands,
         )
 
     async def _fence(self, call: CallState, *events: LogEntry) -> float:
@@ -273,3 +331,8 @@ class CallOutcomes:
             self._commits.draft.inbox_done.append(item.id)
         self._commits.draft.entries += self.reports.end(call.call_id)
         self._commits.draft.record(call, outcome, executions=executions)
+
+
+def _may_go_on_elsewhere(call: CallState, spec: dict[str, Any]) -> bool:
+    """Whether a process other than the one that died may be at this call."""
+    return call.state == "started" and is_task(spec)

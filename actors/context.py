@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from understudy.messages import FOLD, NEVER, THIS_ROUND, Content, Message
+from understudy.estimates import attachment_size
+from understudy.messages import FOLD, NEVER, THIS_ROUND, Content, Message, attached
 
 FOLD_REQUEST, FOLD_ANSWER = "fold_request", "fold_answer"
 """Origins beside `FOLD`: of what a model is asked for a summary, and of its answer. The latter is also the purpose of
@@ -39,6 +40,7 @@ REMOVED = "Earlier messages of this conversation were removed, since it became t
 SUMMARY = "\n\nA summary of them:\n\n{text}"
 GAP = "\n\nThe summary does not have the latest of them."
 INPUT = "\n\nThe inputs among them that you are at work on:\n\n{text}"
+GONE = "\n[its attachments are left out now]"
 RECALL = "\n\nWith the tool recall you can look for them, with read_message read one in full."
 
 INPUT_CHARACTERS = 4_000
@@ -142,6 +144,8 @@ def shown(message: Message, policy: Policy, view: View, number: int) -> Content:
         if message.seq and message.seq <= view.elided:
             name = message.name or ""
             limit = min(limit, policy.elide.get(name, policy.elide.get("*", limit)))
+        text = shortened(message.text, limit, number) if limit else message.text
+        return text + GONE if attached(message.content) and not attachments(message, view) else text
     if not limit:
         return message.content
     if isinstance(message.content, list):
@@ -149,10 +153,17 @@ def shown(message: Message, policy: Policy, view: View, number: int) -> Content:
     return shortened(message.content, limit, number) if message.content else message.content
 
 
+def attachments(message: Message, view: View) -> list[dict[str, Any]]:
+    """The images and documents of a tool's result that a model is sent: none once the result is shortened."""
+    is_shortened = view.longest or (message.seq and message.seq <= view.elided)
+    return [] if is_shortened else attached(message.content)
+
+
 def saved(message: Message, policy: Policy) -> int:
-    """Characters that a tool's result has less once it is elided."""
+    """By how much less a tool's result counts once it is elided, in characters."""
     limit = policy.elide.get(message.name or "", policy.elide.get("*", policy.longest_result))
-    return max(0, min(len(message.text), policy.longest_result) - limit)
+    counted = sum(map(attachment_size, attached(message.content)))
+    return max(0, min(len(message.text), policy.longest_result) - limit) + counted
 
 
 def _shortened_part(part: dict[str, Any], limit: int, number: int) -> dict[str, Any]:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from understudy.estimates import BYTES_PER_TOKEN, image_excess
+from understudy.attachments import begins
+from understudy.estimates import BYTES_PER_TOKEN, attached_excess
 from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.identifiers import COPIED, digest, new_identifier
 from understudy.json_text import to_json
-from understudy.messages import ALWAYS, INTERRUPTED, Message
+from understudy.messages import ALWAYS, ATTACHMENTS_MARK, INTERRUPTED, Message
 
-from .context import DEFAULT, WHOLE, Measure, Place, Policy, View, saved, shortened_arguments, shown
+from .context import DEFAULT, WHOLE, Measure, Place, Policy, View, attachments, saved, shortened_arguments, shown
 
 WORTH_KEEPING = 32 * 1024
 """In bytes: what is shorter goes to the gateway whole, each time, which costs a tenth of a millisecond."""
@@ -29,6 +30,9 @@ class Conversation:
     Endpoints repeat their tool call ids and refuse a call without a result: a repeated id is made unique, and a call
     that never got a result gets one that says so. History therefore never makes a session unusable.
 
+    The result of a tool is text in that form. What is attached to the results of a round follows them, as one message
+    of the user's role.
+
     Args:
         view: what of the history is shown, and how; another one needs another conversation.
         tools: so many bytes of each request are its tools.
@@ -44,6 +48,7 @@ class Conversation:
         self._text = bytearray(b"[")
         self._seen: set[str] = set()
         self._open: dict[str, str] = {}
+        self._attached: tuple[dict[str, Any], ...] = ()  # to results that no other message follows yet
         self._name = new_identifier()
         self._sent = 0  # so much of the text, which lasts, was in a request
         self._excess = -tools  # by how much the text is longer than it counts
@@ -73,6 +78,7 @@ class Conversation:
                     self._add({"role": "tool", "tool_call_id": provider_id, "content": content})
                     self._last = message.seq
                     self._saved += saved(message, self._policy) if message.seq > self.view.elided else 0
+                    self._attach(message, provider_id)
                 continue
             self._close()
             self._note_end()
@@ -83,7 +89,7 @@ class Conversation:
                 self._add(self._answer(message))
             else:
                 self._add({"role": message.role, "content": self._shown(message)})
-                self._excess += image_excess(message.content)
+                self._excess += attached_excess(message.content)
             self._last = message.seq
 
     def part(
@@ -121,16 +127,22 @@ class Conversation:
     def beginning(self, through: int, message: Message) -> dict[str, Any]:
         """What a `ModelRequest` says of its messages that asks something about the history up to a place where it can
         be cut, and nothing else."""
-        end = next(end for end in reversed([*self._ends, self._here()]) if end.seq <= through)
-        question = to_json({"role": message.role, "content": message.content}).encode()
-        with memoryview(self._text) as text:
-            messages = b"".join((text[: end.length], b"," if end.length > 1 else b"", question, b"]"))
+        before = self._state()
+        try:
+            self._complete()
+            end = next(end for end in reversed([*self._ends, self._here()]) if end.seq <= through)
+            question = to_json({"role": message.role, "content": message.content}).encode()
+            with memoryview(self._text) as text:
+                messages = b"".join((text[: end.length], b"," if end.length > 1 else b"", question, b"]"))
+        finally:
+            self._restore(before)
         self._sent = 0  # the gateway does not keep the text behind such a request
         return {"messages": messages, "tokens": round((end.size + len(question)) * self._per_byte()) + 1}
 
     def measure(self, drafted: Iterable[Message] = ()) -> Measure:
         """How large the next request would be, with these messages."""
         before, ends, answered = self._state(), list(self._ends), not self._open
+        self._complete()
         here, drafted = self._here(), [message for message in drafted if message.visibility == ALWAYS]
         if drafted and answered and here.seq > ends[-1].seq:  # what no model has seen yet stays in any case
             ends.append(here)
@@ -169,12 +181,12 @@ class Conversation:
         return tokens + max(0, self._size() - size) // BYTES_PER_TOKEN + 1
 
     def _state(self) -> tuple[Any, ...]:
-        kept = (self._excess, self._last, self._counted, self._number, self._saved)
+        kept = (self._excess, self._last, self._counted, self._number, self._saved, self._attached)
         return len(self._text), dict(self._open), len(self._ends), kept
 
     def _restore(self, state: tuple[Any, ...]) -> None:
         length, self._open, ends, kept = state
-        self._excess, self._last, self._counted, self._number, self._saved = kept
+        self._excess, self._last, self._counted, self._number, self._saved, self._attached = kept
         del self._text[length:]
         del self._ends[ends:]
 
@@ -191,6 +203,22 @@ class Conversation:
         for provider_id in self._open.values():
             self._add({"role": "tool", "tool_call_id": provider_id, "content": INTERRUPTED})
         self._open.clear()
+        if self._attached:
+            content = [{"type": "text", "text": f"{ATTACHMENTS_MARK}\nOf the results above:"}, *self._attached]
+            self._add({"role": "user", "content": content})
+            self._excess += attached_excess(content)
+            self._attached = ()
+
+    def _complete(self) -> None:
+        """Have all that belongs to a round whose calls have their results in the text."""
+        if not self._open:
+            self._close()
+
+    def _attach(self, message: Message, provider_id: str) -> None:
+        """Note what is attached to a result. Its label has the number that its placeholder in the result's text has."""
+        for number, part in enumerate(attachments(message, self.view), start=1):
+            label = {"type": "text", "text": f"{begins(number)} of {message.name} ({provider_id})]"}
+            self._attached += (label, part)
 
     def _answer(self, message: Message) -> dict[str, Any]:
         wire: dict[str, Any] = {"role": "assistant", "content": self._shown(message)}

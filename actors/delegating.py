@@ -9,9 +9,13 @@ from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.identifiers import digest
 from understudy.json_text import to_json
 from understudy.messages import storable
+from understudy.skills import LOAD_SKILL
 from understudy.windows import known_window
 
 from .output_schemas import is_bounded, output_for, schemas
+
+THERE_ARE = " There are:"
+"""What follows in the description of the argument that names an agent."""
 
 LONGEST_INSTRUCTIONS = 100_000
 """Characters."""
@@ -31,10 +35,30 @@ SHOWN_PROBLEMS, SHOWN_PROBLEM = 10, 300
 """So much is told of what is wrong with a schema."""
 
 
-def offered(tool: dict[str, Any], delegation: dict[str, Any] | None) -> dict[str, Any]:
-    """The tool's specification with the arguments by which a model writes a sub-agent, if it is one that takes them."""
-    if delegation is None or tool["source"].get("builtin") not in (SPAWN_AGENT, START_AGENT):
+def offered(
+    tool: dict[str, Any], delegation: dict[str, Any] | None, agents: dict[str, dict[str, Any]]
+) -> dict[str, Any]:  # fmt: skip
+    """The tool's specification as this agent's model is offered it, if it is one that creates sub-agents: with the
+    arguments by which a model writes one, and with what the agents are for that it may name.
+
+    Args:
+        agents: their specifications by their names.
+    """
+    if tool["source"].get("builtin") not in (SPAWN_AGENT, START_AGENT):
         return tool
+    parameters = tool["parameters"]
+    properties = {**parameters["properties"], **_writing(delegation)}
+    if any("description" in agent for agent in agents.values()):
+        lines = [f"\n- {name}: {agent.get('description', '')}".rstrip(": ") for name, agent in agents.items()]
+        named = f"{properties['agent']['description']}{THERE_ARE}{''.join(lines)}"
+        properties["agent"] = {**properties["agent"], "description": named}
+    return {**tool, "parameters": {**parameters, "properties": properties}}
+
+
+def _writing(delegation: dict[str, Any] | None) -> dict[str, Any]:
+    """The arguments by which a model writes a sub-agent, if it may."""
+    if delegation is None:
+        return {}
     more: dict[str, Any] = {
         "instructions": {
             "type": "string",
@@ -53,8 +77,7 @@ def offered(tool: dict[str, Any], delegation: dict[str, Any] | None) -> dict[str
     if delegation.get("output"):
         description = "A JSON Schema that its answer, which is JSON then, must fit. Only with instructions."
         more["output_schema"] = {"type": "object", "description": description}
-    parameters = tool["parameters"]
-    return {**tool, "parameters": {**parameters, "properties": {**parameters["properties"], **more}}}
+    return more
 
 
 def written(data: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any] | str | None:
@@ -79,10 +102,14 @@ def written(data: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any] | str 
     if isinstance(output, str):
         return output
     names = delegation["tools"] if wanted is None else wanted
-    own = {name: value for name, value in spec.items() if name not in ("delegation", "output", "handoffs")}
+    left_out = {"delegation", "output", "handoffs", "description"}
+    tools = [_plain(tool) for tool in spec["tools"] if tool["name"] in names]
+    if not any(tool["source"].get("builtin") == LOAD_SKILL for tool in tools):
+        left_out.add("skills")  # which it could not read
+    own = {name: value for name, value in spec.items() if name not in left_out}
     made = {
         **own, "instructions": storable(str(instructions)), "agents": {}, "budget": delegation["budget"],
-        "tools": [_plain(tool) for tool in spec["tools"] if tool["name"] in names],
+        "tools": tools,
         "hash": digest(spec["hash"], str(instructions), str(sorted(names)), str(model or "")),
     }  # fmt: skip
     if output is not None:
@@ -136,9 +163,10 @@ def _problem(instructions: Any, wanted: Any, model: Any, delegation: dict[str, A
 
 
 def _plain(tool: dict[str, Any]) -> dict[str, Any]:
-    """The tool without the arguments that `offered` has added."""
+    """The tool without what `offered` has added."""
     if tool["source"].get("builtin") not in (SPAWN_AGENT, START_AGENT):
         return tool
     parameters = tool["parameters"]
     kept = {name: value for name, value in parameters["properties"].items() if name in ("agent", "task")}
+    kept["agent"] = {**kept["agent"], "description": kept["agent"]["description"].partition(THERE_ARE)[0]}
     return {**tool, "parameters": {**parameters, "properties": kept}}

@@ -50,13 +50,13 @@ class Draft:
                 error_message="" if outcome.outcome == "ok" else outcome.content[:ERROR_UNCUT],
             )
         )  # fmt: skip
-        result = {"outcome": outcome.outcome, "content": outcome.content, "duration": outcome.duration,
+        result = {"outcome": outcome.outcome, "content": outcome.said, "duration": outcome.duration,
                   "started_at": outcome.started_at}  # fmt: skip
         self.calls[call.call_id] = CallState(call.call_id, "finished", executions=executions, result=result)
 
     def settle(self, window: Window, call: CallState, outcome: Outcome) -> None:
         """Make a call's result a message."""
-        self.say(window, Message("tool", outcome.content, tool_call_id=call.call_id, name=call.tool))
+        self.say(window, Message("tool", outcome.said, tool_call_id=call.call_id, name=call.tool))
         executions = self.calls[call.call_id].executions if call.call_id in self.calls else call.executions
         self.calls[call.call_id] = CallState(call.call_id, "done", executions=executions)
 

@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from understudy.errors import ToolError, UnderstudyError
-from understudy.messages import INTERRUPTED, storable
+from understudy.messages import INTERRUPTED, Content, attached, storable, text_of
 from understudy.redaction import secret_values
 
+from .results import Result, rendered
 from .tools import LoadedTool, ToolContext
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class Outcome:
     Attributes:
         outcome: one of those that `ToolFinished` names.
         content: what the model is shown.
+        attachments: images and documents that the model is shown as well, as content parts; the content has a
+            placeholder for each.
         duration: microseconds; 0 for one that was not executed.
         started_at: microseconds since 1970 UTC.
         stuck_thread: code of the tool still runs in this process, which must be replaced before the session goes on.
@@ -66,6 +69,19 @@ class Outcome:
     duration: int = 0
     started_at: int = field(default_factory=now)
     stuck_thread: bool = False
+    attachments: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, result: dict[str, Any]) -> Outcome:
+        """Of a call's row in the store (`CallState.result`)."""
+        content = result["content"]
+        attachments = tuple(attached(content))
+        return cls(**{**result, "content": text_of(content) if attachments else content}, attachments=attachments)
+
+    @property
+    def said(self) -> Content:
+        """The content of the call's message."""
+        return [{"type": "text", "text": self.content}, *self.attachments] if self.attachments else self.content
 
 
 class Runnable(Protocol):
@@ -89,8 +105,17 @@ def bind(tool: LoadedTool, arguments: str, context: ToolContext) -> dict[str, An
     Args:
         arguments: JSON text as the model wrote it.
     """
+    return _bound(tool, lambda: _bind(tool, arguments), context)
+
+
+def bind_checked(tool: LoadedTool, values: dict[str, Any], context: ToolContext) -> dict[str, Any] | Outcome:
+    """The same, of arguments that fit the schema, as `bind` has found in another process."""
+    return _bound(tool, lambda: _converted(tool, values), context)
+
+
+def _bound(tool: LoadedTool, find: Callable[[], dict[str, Any]], context: ToolContext) -> dict[str, Any] | Outcome:
     try:
-        keywords = _bind(tool, arguments)
+        keywords = find()
     except _InvalidArguments as error:
         outcome, content = "invalid", str(error)
     except Exception as error:  # not the model's fault, say a parameter's type that can't be built in this process
@@ -127,12 +152,18 @@ async def execute(
     if outcome == TOO_LATE:
         return None
     duration = (time.monotonic_ns() - begin) // 1000
-    return Outcome(outcome, presentable(content), duration, started_at, stuck)
+    return _outcome(outcome, content, duration, started_at, stuck)
+
+
+def _outcome(outcome: str, content: Result | str, duration: int, started_at: int, stuck: bool) -> Outcome:
+    """The outcome of a call whose function returned a result, or with the text that says what went wrong."""
+    result = Result(content) if isinstance(content, str) else content
+    return Outcome(outcome, presentable(result.text), duration, started_at, stuck, result.attachments)
 
 
 def presentable(text: str) -> str:
     """`text` as a message may hold it: secrets replaced, storable as UTF-8 everywhere, not too long."""
-    for secret in _secrets():
+    for secret in known_secrets():
         text = text.replace(secret, "***")
     text = storable(text)
     if len(text) <= MAX_RESULT_CHARACTERS:
@@ -142,8 +173,9 @@ def presentable(text: str) -> str:
     return text[:half] + note + text[-half:]
 
 
-def _secrets() -> list[str]:
-    """Values that must not be shown, as they are and as JSON writes them; longest first, as one may contain another."""
+def known_secrets() -> list[str]:
+    """Values of this process's environment that must not be shown, as they are and as JSON writes them; longest first,
+    as one may contain another."""
     values = [value for value in secret_values(os.environ) if len(value) >= MIN_SECRET_CHARACTERS]
     found = {text for value in values for text in (value, json.dumps(value)[1:-1])}
     return sorted(found, key=len, reverse=True)
@@ -163,20 +195,31 @@ def _bind(tool: LoadedTool, arguments: str) -> dict[str, Any]:
         problems = [f"{error.json_path}: {error.message}" for error in errors]
     except Exception as error:  # a value that the schema's own arithmetic or recursion can't take
         problems = [f"{type(error).__name__}: {error}"]
-    adapters = tool.adapters
+    if problems:
+        raise _misfit(tool, problems)
+    return _converted(tool, values)
+
+
+def _converted(tool: LoadedTool, values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the function's types want them."""
+    adapters, problems = tool.adapters, list[str]()
     keywords: dict[str, Any] = {}
-    for name, value in [] if problems else values.items():
+    for name, value in values.items():
         try:
             keywords[name] = _convert(tool, adapters.get(name), name, value)
         except ValueError as error:  # pydantic's ValidationError is one
             problems.append(f"$.{name}: {error}")
     if problems:
-        lines = "\n".join(f"- {_shortened(problem)}" for problem in problems)
-        raise _InvalidArguments(
-            f"The arguments don't fit the parameters of {tool.name}:\n{lines}\n"
-            "Nothing was executed. Repeat the call with corrected arguments."
-        )
+        raise _misfit(tool, problems)
     return keywords
+
+
+def _misfit(tool: LoadedTool, problems: list[str]) -> _InvalidArguments:
+    lines = "\n".join(f"- {_shortened(problem)}" for problem in problems)
+    return _InvalidArguments(
+        f"The arguments don't fit the parameters of {tool.name}:\n{lines}\n"
+        "Nothing was executed. Repeat the call with corrected arguments."
+    )
 
 
 def _convert(tool: LoadedTool, adapter: Any, name: str, value: Any) -> Any:
@@ -205,19 +248,20 @@ async def reconcile(
     It is run as a tool is (`execute`): None if it was too late to begin.
     """
     started_at, begin = now(), time.monotonic_ns()
-    outcome, text, stuck = "interrupted", INTERRUPTED, False
+    outcome, stuck = "interrupted", False
+    content: Result | str = INTERRUPTED
     if tool.reconcile is not None:
         wanted = _Wanted()
         finder = _finder(tool, tool.reconcile, context, wanted)
         try:
-            outcome, text, stuck = await run(finder, {}, timeout, before=before, begun=begun)
+            outcome, content, stuck = await run(finder, {}, timeout, before=before, begun=begun)
         finally:
             wanted.end()
         if outcome == TOO_LATE:
             return None
         if outcome != "ok":
-            outcome, text = "interrupted", reconcile_failed(text)
-    return Outcome(outcome, presentable(text), (time.monotonic_ns() - begin) // 1000, started_at, stuck)
+            outcome, content = "interrupted", reconcile_failed(str(content))
+    return _outcome(outcome, content, (time.monotonic_ns() - begin) // 1000, started_at, stuck)
 
 
 def reconcile_failed(problem: str) -> str:
@@ -272,14 +316,8 @@ def _finder(tool: LoadedTool, function: Callable[..., Any], context: ToolContext
     return _Finder(name, ask, is_async)
 
 
-def _render(result: Any) -> str:
-    if isinstance(result, str):
-        return result
-    return json.dumps(result, default=str, ensure_ascii=False)
-
-
 async def run(
-    tool: Runnable, keywords: dict[str, Any], timeout: float, render: Callable[[Any], Any] = _render, *,
+    tool: Runnable, keywords: dict[str, Any], timeout: float, render: Callable[[Any], Any] = rendered, *,
     before: float = math.inf, begun: Callable[[asyncio.Future[Any]], None] = _ignore,
 ) -> tuple[str, Any, bool]:  # fmt: skip
     """Outcome (`ok`, `error`, `timeout` or `TOO_LATE`), what `render` made of the result (or a text that says what went

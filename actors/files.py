@@ -124,7 +124,7 @@ def glob(pattern: str, context: ToolContext, path: str = ".") -> str:
     """
     workspace = Workspace(context.workspace)
     start = workspace.existing(path)
-    if not start.is_dir():
+    if not workspace.is_directory(start):
         raise ToolError(f"{workspace.shown(start)}: is not a directory")
     matches = compile_glob(pattern)
     found = (workspace.shown(file) for file in workspace.walk(start) if matches(file.relative_to(start).parts))

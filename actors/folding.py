@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from understudy.agents import CHILD
+from understudy.commands import COMMAND
 from understudy.messages import CUT_OFF, FOLD
 from understudy.records import STEER
 
@@ -18,7 +19,7 @@ LEAST_WORDS, MOST_WORDS = 100, 1_500
 MOST_INPUTS = 20
 """So many of a run's inputs are repeated, if they have to be shortened: the first, and the latest."""
 
-INPUTS = ("", CHILD, STEER)
+INPUTS = ("", CHILD, COMMAND, STEER)
 """Origins of the messages that say what a run is to do."""
 
 

@@ -114,7 +114,7 @@ class Frame:
         self._windows.move_to_end(session_id)
         if not window.apply(work):
             window.apply(await self.node.reload(self.frame_id, work.activation))
-        activation = Activation(window, self.node, self._load, self._load_hook, self._load_provider, self.frame_id)
+        activation = Activation(window, self.node, self._load, self._load_hook, self._load_provider, self.identity)
         step = await self._at(activation, activation.advance)
         cancelled = window.cancel is not None
         call = StepCall(

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import structs
 
+from understudy.attachments import begins
 from understudy.errors import InvalidSpec, ToolError
 from understudy.json_text import from_json
 from understudy.messages import INTERRUPTED, NEVER, Message, encodable
@@ -347,7 +348,7 @@ class Hooks:
                 if outcome.outcome == "repeated":  # its text stays, since repetitions are counted by it
                     logger.warning("session %s: the text of a repeated call stays", context.session_id)
                 else:
-                    outcome = replace(outcome, content=presentable(wanted.text))
+                    outcome = _replaced(outcome, presentable(wanted.text))
         for spec in self._at.get("tool_error", ()) if outcome.outcome != "ok" else ():
             await self._observe(spec, self._of_call("tool_error", call, outcome, redone=redone))
         return outcome
@@ -399,12 +400,20 @@ class Hooks:
         context = self._context(point, redone=redone)
         return replace(
             context, call_id=call.call_id, call_key=f"{context.session_id}/{call.call_id}", tool=call.tool,
-            arguments=_arguments(call.arguments), outcome=outcome.outcome if outcome else "",
+            arguments=arguments_of(call.arguments), outcome=outcome.outcome if outcome else "",
             text=outcome.content if outcome else "",
         )  # fmt: skip
 
 
-def _arguments(text: str) -> dict[str, Any] | None:
+def _replaced(outcome: Outcome, text: str) -> Outcome:
+    """The outcome with a hook's text; what the text has no placeholder of is not attached any more."""
+    numbered = enumerate(outcome.attachments, start=1)
+    kept = tuple(part for number, part in numbered if begins(number) in text)
+    return replace(outcome, content=text, attachments=kept)
+
+
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """A call's arguments, as JSON gives them; None where they are no JSON object."""
     try:
         found = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):

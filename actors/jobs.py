@@ -1,4 +1,5 @@
-"""Tools by which a model sees and ends what it has going on: sub-agents in the background, and wakeups.
+"""Tools by which a model sees and ends what it has going on: sub-agents and commands in the background,
+and wakeups.
 
 The store answers them, in the transaction that has the effect. So a job is stopped once, whatever dies.
 """
@@ -17,27 +18,28 @@ JOBS_TOOLS = {
     for tool in (
         store_tool(
             LIST_JOBS,
-            "List your jobs: the sub-agents that you have started in the background, and your wakeups, each with its "
-            f"id and how it stands. First what goes on, then what has ended, the newest first; {MOST_SHOWN} at most.",
+            "List your jobs: the sub-agents and commands that you have started in the background, and your wakeups, "
+            "each with its id and how it stands. First what goes on, then what has ended, the newest first; "
+            f"{MOST_SHOWN} at most.",
             {},
         ),
         store_tool(
             STOP_JOB,
             "Stop one of your jobs. A sub-agent is told to end what it is at, and you are told when it has, with what "
-            "it had done. A wakeup will not come any more.",
+            "it had done. So it is with a command, which is sent SIGTERM. A wakeup will not come any more.",
             {
                 "job": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": LONGEST_ID,
-                    "description": "Id of the sub-agent, or name of the wakeup.",
+                    "description": "Id of the sub-agent or command, or name of the wakeup.",
                 },
                 "grace": {
                     "type": "number",
                     "minimum": 0,
                     "maximum": DAY_SECONDS,
-                    "description": "Seconds after which a sub-agent that has not ended is ended by force; leave out "
-                    "for as long as it may take, which you can only shorten.",
+                    "description": "Seconds after which a sub-agent or a command that has not ended is ended by force; "
+                    "leave out for as long as it may take, which you can only shorten.",
                 },
             },
             "job",

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from understudy.agents import CHILD
+from understudy.commands import COMMAND
 from understudy.errors import UnderstudyError
 from understudy.estimates import BYTES_PER_TOKEN
 from understudy.events import ERROR_UNCUT, MemoryFailed, MemoryRecalled
@@ -231,7 +232,7 @@ class Memory:
     def _input(self) -> str:
         """The texts of the inputs that the run began with."""
         said = reversed(list(self._window.backwards(self._commits.draft.messages)))
-        begun = takewhile(lambda message: message.role == "user" and message.origin in ("", CHILD), said)
+        begun = takewhile(lambda message: message.role == "user" and message.origin in ("", CHILD, COMMAND), said)
         return "\n\n".join(message.text for message in begun)
 
     def _context(self, text: str, status: str = "") -> MemoryContext:

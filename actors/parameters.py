@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Protocol
 
+from understudy.confinement import Confinement
 from understudy.errors import InvalidSpec
+from understudy.skills import SkillFolder
 
 from .code import import_reference
+from .web_rules import WebRules
 
 
 class Reporting(Protocol):
@@ -26,6 +29,16 @@ class Reporting(Protocol):
         """See `ToolContext.emit`."""
 
 
+class SkillFiles(Protocol):
+    """The skills of an agent (`skills.Skills`)."""
+
+    async def folder(self, name: str) -> SkillFolder:
+        """The files of a skill. Raises `ToolError`: there is none of this name."""
+
+    async def directory(self) -> str | None:
+        """See `ToolContext.skills_directory`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolContext:
     """What a tool may know about its call; injected into the parameter annotated with this class.
@@ -35,8 +48,13 @@ class ToolContext:
         call_key: `session_id/call_id`, the same in every activation: use it as an idempotency key.
         epoch: number of the activation that runs the call.
         workspace: directory of the agent's files; None without one.
+        confinement: in what the agent's commands run (`AgentSpec.sandbox`).
         traceparent: of the call's span, as W3C Trace Context writes it, for requests that the tool makes; empty without
             a trace.
+        skill_files: the agent's skills; None outside a session.
+        web: what the agent may fetch of the web (`AgentSpec.web`); None for nothing.
+        arguments: of the call, as JSON gives them: for a function that finds out what became of it (`on_crash`), which
+            is given nothing else. A hook's `Replace` is not in them there.
     """
 
     session_id: str
@@ -47,12 +65,28 @@ class ToolContext:
     epoch: int
     agent: str
     workspace: str | None = None
+    confinement: Confinement = field(default=Confinement(), repr=False)
     traceparent: str = ""
+    skill_files: SkillFiles | None = field(default=None, repr=False, compare=False)
+    web: WebRules | None = None
+    arguments: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _reporting: Reporting | None = field(default=None, repr=False, compare=False)
+    _commands: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.call_key:
             object.__setattr__(self, "call_key", f"{self.session_id}/{self.call_id}")
+
+    async def skills_directory(self) -> str | None:
+        """A directory on this node with a folder for each of the agent's skills, by its name, with the skill's files,
+        for reading only; None if the agent has no skills. `bash` tells it to commands as `$UNDERSTUDY_SKILLS`.
+
+        It is written where it is not there yet, and repaired where something in it was changed.
+
+        Raises:
+            ToolError: it can't be written, or a skill can't be read.
+        """
+        return await self.skill_files.directory() if self.skill_files is not None else None
 
     def progress(self, fraction: float | None = None, text: str = "") -> None:
         """Say how far the call has come: as `tool_progress` in the session's events, the latest every half a second.

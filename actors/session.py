@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from understudy.errors import ContextOverflow, Refused
 from understudy.messages import ALWAYS, CUT_OFF, NEVER, Message
 from understudy.ports import Node
+from understudy.protocol import FrameIdentity
 from understudy.records import Batch, Finish, ModelRequest
 from understudy.wakeups import WAIT
 
@@ -61,15 +62,15 @@ class Activation:
 
     def __init__(
         self, window: Window, node: Node, load: Loader, load_hook: HookLoader, load_provider: ProviderLoader,
-        frame_id: str,
+        frame: FrameIdentity,
     ) -> None:  # fmt: skip
-        self.window = window
+        self.window, frame_id = window, frame.frame_id
         self.patience = Patience()
         self._ended: Finish | None = None  # as hooks want it
         self._hooks = Hooks(window, load_hook, self.patience.expect)
         self._commits = Commits(window, node, frame_id, self.patience)
         self._memory = Memory(window, node, frame_id, self._commits, self.patience, load_provider)
-        self._calls = ToolCalls(window, self._commits, self._hooks, self.patience, node, load, frame_id)
+        self._calls = ToolCalls(window, self._commits, self._hooks, self.patience, node, load, frame)
 
     @property
     def stuck(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from understudy.agents import CHILD
+from understudy.commands import COMMAND
 from understudy.messages import Message
 from understudy.records import STEER, InboxItem
 
@@ -35,13 +36,14 @@ def inputs_of(window: Window) -> list[InboxItem]:
 
 
 def tells_end(item: InboxItem) -> bool:
-    """Whether it tells of the end of a sub-agent that worked in the background."""
-    return item.kind == "input" and bool(item.payload.get("child_id"))
+    """Whether it tells of the end of a sub-agent, or of a command, that was at work in the background."""
+    return item.kind == "input" and bool(item.payload.get("child_id") or item.payload.get("command"))
 
 
 def message_of(item: InboxItem) -> Message:
     """The message that an input becomes."""
-    return Message("user", item.payload["content"], origin=CHILD if tells_end(item) else "")
+    origin = (CHILD if item.payload.get("child_id") else COMMAND) if tells_end(item) else ""
+    return Message("user", item.payload["content"], origin=origin)
 
 
 def take_news(window: Window, draft: Draft) -> None:

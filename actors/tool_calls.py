@@ -8,6 +8,7 @@ from collections.abc import Collection, Coroutine
 from typing import Any
 
 from understudy.ports import Node
+from understudy.protocol import FrameIdentity
 from understudy.records import (
     INTERRUPTED_BY_STEER,
     CallState,
@@ -17,11 +18,14 @@ from understudy.waiting import retrieve_error
 
 from .approval import as_edited, is_asked_first
 from .call_outcomes import CallOutcomes, Loader
+from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import is_delegated, wait_for
 from .execution import Outcome, now
 from .handoffs import handoff_of, is_handoff
 from .hooks import Hooks
+from .skills import Skills, described
+from .task_calls import TaskCalls
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -36,14 +40,16 @@ class ToolCalls:
 
     def __init__(
         self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, node: Node, load: Loader,
-        frame_id: str,
+        frame: FrameIdentity,
     ) -> None:  # fmt: skip
         self._window = window
         self._commits = commits
         self._hooks = hooks
         self._node = node
-        self._frame_id = frame_id
-        self._outcomes = CallOutcomes(window, commits, hooks, patience, load)
+        self._frame_id = frame.frame_id
+        skills, commands = Skills(described(window.spec), node.blob), NodeCommands(node, frame, window)
+        tasks = TaskCalls(window, node, frame.frame_id, patience)
+        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, skills, tasks, commands)
 
     @property
     def leave(self) -> bool:
@@ -194,7 +200,7 @@ class ToolCalls:
         """The outcome that a call has in the store; one that was given up there has not been told to any hook."""
         if call.state != "finished" or call.result is None:
             return None
-        outcome = Outcome(**call.result)
+        outcome = Outcome.of(call.result)
         if given_up(call):
             outcome = await self._hooks.after_tool(call, outcome)
         self._outcomes.results[call.call_id] = outcome

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
 
 from understudy.agents import SEND_TO_AGENT, SPAWN_AGENT, START_AGENT
+from understudy.commands import COMMAND_TOOLS, READ_COMMAND, START_COMMAND
 from understudy.errors import InvalidSpec, ToolError
 from understudy.handoffs import HANDOFF, tool_name
+from understudy.skills import LOAD_SKILL
 from understudy.suggestions import did_you_mean
 
 from .agents import SEND_TO_AGENT_SPEC, START_AGENT_SPEC
@@ -27,26 +29,47 @@ from .notebook import NOTEBOOK_GROUPS, NOTEBOOK_TOOLS
 from .parameters import ToolContext as ToolContext
 from .parameters import context_parameter, convertible_types, has_local_dataclass, parameters_schema, parse_docstring
 from .recall import RECALL_TOOLS
+from .sandboxed import CONTEXT, in_sandbox
 from .waking import STORE_TOOLS
 
 BUILTIN_TOOLS: dict[str, str] = {
     "read_file": "understudy.actors.files:read_file",
     "write_file": "understudy.actors.files:write_file",
     "edit_file": "understudy.actors.files:edit_file",
+    "apply_patch": "understudy.actors.patch_tool:apply_patch",
+    "view_image": "understudy.actors.viewing:view_image",
     "glob": "understudy.actors.files:glob",
     "grep": "understudy.actors.files:grep",
     "bash": "understudy.actors.shell:bash",
+    LOAD_SKILL: "understudy.actors.skills:load_skill",
+    "web_fetch": "understudy.actors.web_tool:web_fetch",
+    START_COMMAND: "understudy.actors.commands:start_command",
+    READ_COMMAND: "understudy.actors.commands:read_command",
 }
 """Where each built-in function is; looked up by name so that a frame imports only what it uses."""
 
+_FILES = ("read_file", "write_file", "edit_file", "apply_patch", "glob", "grep")
+_CORE = (*_FILES, "bash", "todo", "current_time", REQUEST_USER_INPUT)
+_HISTORY = ("recall", "read_message")
+_AGENTS = (START_AGENT, SEND_TO_AGENT)
+
 TOOL_GROUPS: dict[str, tuple[str, ...]] = {
-    "files": ("read_file", "write_file", "edit_file", "glob", "grep"),
+    "core": _CORE,
     "explore": ("read_file", "glob", "grep"),
-    "history": ("recall", "read_message"),
+    "full": (
+        *_CORE, *NOTEBOOK_GROUPS["notes"], *_HISTORY, "wait", "schedule_wakeup", SPAWN_AGENT, *_AGENTS,
+        *COMMAND_TOOLS, *JOBS_GROUP["jobs"],
+    ),
+    "files": _FILES,
+    "history": _HISTORY,
     **NOTEBOOK_GROUPS,
-    "agents": (START_AGENT, SEND_TO_AGENT),
+    "agents": _AGENTS,
+    "commands": (*COMMAND_TOOLS, *JOBS_GROUP["jobs"]),
     **JOBS_GROUP,
-}
+}  # fmt: skip
+"""Names that stand for several tools. The presets are `core` (work on files), `explore` (read only) and `full`: all but
+what needs more than a name to be used (`web_fetch` its hosts, `view_image` a model that sees, a board somebody to share
+it)."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OnCrash = str | Callable[..., Any]
@@ -62,6 +85,10 @@ class ToolDefinition:
             called with the call's `ToolContext` to find out what happened, and its result is the call's.
         timeout: seconds for one call; None for the agent's `tool_timeout`.
         approve: a person must approve each call before it is executed (`Session.approve`).
+        sandbox: it runs in a process of its own in the agent's sandbox (`AgentSpec.sandbox`, docs/sandbox.md), where
+            `ToolContext.progress` and `emit` do nothing. A function for `on_crash` runs in the session's process.
+        resources: what a process of its own needs that executes a call, by Ray's names; empty: the session's process
+            does.
     """
 
     name: str
@@ -70,6 +97,8 @@ class ToolDefinition:
     timeout: float | None
     function: Callable[..., Any] = field(repr=False)
     approve: bool = False
+    sandbox: bool = False
+    resources: dict[str, float] = field(default_factory=dict, hash=False)
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -93,6 +122,11 @@ def tool(
     on_crash: OnCrash = "report",
     timeout: float | None = None,
     approve: bool = False,
+    sandbox: bool = False,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    resources: Mapping[str, float] | None = None,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -105,6 +139,11 @@ def tool(
     on_crash: OnCrash = "report",
     timeout: float | None = None,
     approve: bool = False,
+    sandbox: bool = False,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    resources: Mapping[str, float] | None = None,
 ) -> Any:
     """Mark a function, plain or async, as a tool. It stays what it is and can be called directly.
 
@@ -114,6 +153,10 @@ def tool(
         on_crash: `report`, `rerun`, `ask` or a function that finds out; see `ToolDefinition`.
         timeout: seconds for one call.
         approve: a person must approve each call before it is executed.
+        sandbox: it runs in the agent's sandbox; the function must be importable, at the top level of a module.
+        num_cpus, num_gpus, memory, resources: what a call needs; `memory` in bytes, `resources` by names of your own.
+            With any of them each call is a Ray task: a process of its own, wherever the cluster has these, which waits
+            for them and ends with the call (docs/tools.md).
 
     Raises:
         InvalidSpec: one of these is not possible, or the function can't be marked.
@@ -128,8 +171,15 @@ def tool(
         if timeout is not None and not 0 < timeout < float("inf"):
             raise InvalidSpec(f"tool {chosen!r}: timeout={timeout!r} must be a positive number of seconds.")
         text = description if description is not None else parse_docstring(target)[0]
+        wanted = {"num_cpus": num_cpus, "GPU": num_gpus, "memory": memory, **(resources or {})}
+        needed = {resource: float(amount) for resource, amount in wanted.items() if amount is not None}
+        if not all(resource and 0 < amount < float("inf") for resource, amount in needed.items()):
+            raise InvalidSpec(f"tool {chosen!r}: what it needs must be positive numbers; it is {needed!r}.")
+        if needed and sandbox:
+            raise InvalidSpec(f"tool {chosen!r}: what is executed in the sandbox can't ask for resources.")
+        definition = ToolDefinition(chosen, text, on_crash, timeout, target, approve, sandbox, needed)
         try:
-            target.__understudy_tool__ = ToolDefinition(chosen, text, on_crash, timeout, target, approve)  # type: ignore[attr-defined]
+            target.__understudy_tool__ = definition  # type: ignore[attr-defined]
         except AttributeError:
             raise InvalidSpec(f"{target!r} can't be a tool itself: wrap it in a function of your own.") from None
         return target
@@ -161,6 +211,10 @@ def describe(
     reference = import_reference(item)
     if reference is not None:
         return [_spec(definition, {"import": reference}) | fingerprint(item)], {}
+    if definition.sandbox:
+        raise InvalidSpec(
+            f"tool {definition.name!r} is for the sandbox, which imports it: define it at the top level of a module."
+        )
     types_by_name = convertible_types(definition.name, item)
     if any(has_local_dataclass(kind) for kind in types_by_name.values()):
         raise InvalidSpec(
@@ -260,6 +314,8 @@ def _spec(definition: ToolDefinition, source: dict[str, str]) -> dict[str, Any]:
         "timeout": definition.timeout,
         "source": source,
         **({"approve": True} if definition.approve else {}),
+        **({"sandbox": True} if definition.sandbox else {}),
+        **({"task": definition.resources} if definition.resources else {}),
     }
 
 
@@ -322,13 +378,14 @@ def load(
     definition = getattr(function, "__understudy_tool__", None)
     if not isinstance(definition, ToolDefinition):
         raise ToolError(f"tool {name!r} can't be loaded here: the function is no longer decorated with @tool.")
+    sandbox = spec.get("sandbox", False)
     reconcile = definition.on_crash if spec["on_crash"] == "reconcile" and callable(definition.on_crash) else None
     return LoadedTool(
         name=name,
-        function=function,
-        is_async=inspect.iscoroutinefunction(function),
+        function=in_sandbox(spec) if sandbox else function,
+        is_async=sandbox or inspect.iscoroutinefunction(function),
         parameters=spec["parameters"],
-        context_parameter=context_parameter(function),
+        context_parameter=CONTEXT if sandbox else context_parameter(function),
         reconcile=reconcile,
-        converted=converted,
+        converted={} if sandbox else converted,
     )

@@ -30,8 +30,10 @@ from .context import (
     View,
 )
 from .conversation import Conversation
+from .skills import catalogue
 from .typed_output import ORIGIN as OF_OUTPUT
 from .typed_output import TypedOutput
+from .web_rules import WebRules
 
 CONTINUE = "Your last message was cut off. Continue exactly where it stopped, without repeating anything."
 CONTINUATION = "continuation"
@@ -63,6 +65,7 @@ class Window:
         redone: what is done next may have been done before, by a process that died or was cut off.
         interrupted: what the run is at does not go on: a steer says so that the model was not sent yet.
         typed: what answers must be; None for an agent without an output schema.
+        web: what its tools may fetch of the web; None for nothing.
     """
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
@@ -77,6 +80,7 @@ class Window:
             for tool in spec.get("tools", ())
         ]
         self.typed = TypedOutput(spec) if "output" in spec else None
+        self.web = msgspec.convert(spec["web"], WebRules) if "web" in spec else None
         self._conversation = self._begun(View())
         self._told = 0  # so many of the messages are in the conversation
         self._folds: list[Message] = []  # records, requests and answers, as they are committed
@@ -235,7 +239,7 @@ class Window:
         tools, prompt = len(to_json(self._tools).encode()) if self._tools else 0, ""
         if self.typed is not None:
             tools, prompt = tools + self.typed.size, self.typed.prompt
-        instructions = "\n\n".join(filter(None, (self.spec["instructions"], prompt)))
+        instructions = "\n\n".join(filter(None, (self.spec["instructions"], catalogue(self.spec), prompt)))
         return Conversation(instructions, self.policy, view, tools=tools, recall=self.recall)
 
     def _shown(self, drafted: Sequence[Message]) -> Conversation:

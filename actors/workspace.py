@@ -1,20 +1,22 @@
 """One directory that file tools are confined to, and how its files are walked, read and searched.
 
-Every path a model names is resolved, symbolic links included, before anything is opened, and must then lie in the
-workspace. What this does not cover: another process that swaps a directory for a link between the check and the
-open, hard links, and `bash`, which is a shell and confined by nothing but the operating system. Where the model is not
-trusted, the sandbox around the node is the boundary. Imports little: `grep` runs `search` in a process of its own.
+Every path a model names is resolved to a name without symbolic links, which must lie in the workspace. Such a name is
+then opened from the descriptor of the workspace's directory, one part after the other, each without following a link
+(`openat(2)` with `O_NOFOLLOW`). So another process that exchanges a directory for a link between the two gets an error
+from the tool, and nothing outside is read or written. Hard links and mounts in the workspace are part of it: see
+docs/sandbox.md. Imports little: `grep` runs `search` in a process of its own.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import fnmatch
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -30,12 +32,17 @@ SKIPPED_DIRECTORIES = frozenset(
 MAX_WALKED = 100_000
 """Directory entries that one `walk` looks at before it stops."""
 
+MAX_DEPTH = 100
+"""Levels of directories that one `walk` goes down: it holds a descriptor for each."""
+
 MAX_LINE_BYTES = 20_000
 """A longer line is cut when it is read."""
 
 MAX_MATCHES = 200
 MAX_MATCH_CHARACTERS = 300
 TEMPORARY_PREFIX = ".understudy-"
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
@@ -44,6 +51,8 @@ def _reported(shown: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ELOOP:  # of `O_NOFOLLOW`: the name had no links when it was resolved
+            raise WorkspaceViolation(f"{shown}: a part of it became a symbolic link meanwhile") from error
         raise ToolError(f"{shown}: {error.strerror or type(error).__name__}") from error
 
 
@@ -91,25 +100,50 @@ class Workspace:
             ToolError: also when it does not exist or can't be looked at.
         """
         location = self.resolve(path)
-        with _reported(_shorten(path)):
-            os.lstat(location)
+        with _reported(_shorten(path)), self._parent(location) as (directory, name):
+            os.stat(name, dir_fd=directory, follow_symlinks=False)
         return location
 
     def shown(self, location: Path) -> str:
         """A resolved location as a model names it: relative to the root, with forward slashes."""
         return _shorten(location.relative_to(self.root).as_posix())
 
+    @contextmanager
+    def _directory(self, location: Path, *, create: bool = False) -> Iterator[int]:
+        """A descriptor of the directory at a resolved location, which no symbolic link leads to."""
+        descriptor = os.open(self.root, _DIRECTORY)
+        try:
+            for part in location.relative_to(self.root).parts:
+                if create:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=descriptor)
+                inner = _open_directory(part, descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _parent(self, location: Path, *, create: bool = False) -> Iterator[tuple[int, str]]:
+        """The directory that a resolved location is in, and its name there; `.` for the root."""
+        parent = location.parent if location != self.root else location
+        with self._directory(parent, create=create) as descriptor:
+            yield descriptor, location.name if location != self.root else "."
+
     def open_file(self, location: Path) -> BinaryIO:
         """Open a resolved location for reading.
 
         Raises:
             ToolError: it does not exist or is no regular file (a directory, a device, a pipe).
+            WorkspaceViolation: a part of it became a symbolic link since it was resolved.
         """
         shown = self.shown(location)
-        with _reported(shown):
-            # Before the open, because opening a device can have effects; after it, because the path may lead elsewhere.
-            _require_regular(os.lstat(location), shown)
-            descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with _reported(shown), self._parent(location) as (directory, name):
+            # Before the open, because opening a device can have effects; after it, because it may be another one then.
+            _require_regular(os.stat(name, dir_fd=directory, follow_symlinks=False), shown)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(name, flags, dir_fd=directory)
             try:
                 _require_regular(os.fstat(descriptor), shown)
             except BaseException:
@@ -126,7 +160,7 @@ class Workspace:
             ToolError: the operating system refused.
         """
         with _reported("."):
-            directory = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.open(self.root, _DIRECTORY)
         try:
             with _reported("."):
                 fcntl.flock(directory, fcntl.LOCK_EX)
@@ -135,64 +169,102 @@ class Workspace:
             os.close(directory)
 
     def replace_file(self, location: Path, data: bytes) -> None:
-        """Write `data` to a resolved location, all or nothing, durably; parents are created, the mode is kept.
+        """Write `data` to a resolved location, all or nothing, durably; parents are created, permissions are kept.
 
         A process killed in between leaves the old content, and at worst a hidden temporary file beside it.
 
         Raises:
             ToolError: the location is a directory or special file, or the operating system refused.
+            WorkspaceViolation: a part of it became a symbolic link since it was resolved.
         """
         shown = self.shown(location)
-        with _reported(shown):
-            location.parent.mkdir(parents=True, exist_ok=True)
+        with _reported(shown), self._parent(location, create=True) as (directory, name):
             mode = None
-            if location.exists():
-                found = os.lstat(location)
+            with suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 _require_regular(found, shown)
-                mode = stat.S_IMODE(found.st_mode)
-            temporary = location.with_name(TEMPORARY_PREFIX + os.urandom(8).hex())
+                mode = stat.S_IMODE(found.st_mode) & 0o777  # a new file is not set-user-ID because an old one was
+            temporary = TEMPORARY_PREFIX + os.urandom(8).hex()
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                with os.fdopen(os.open(temporary, flags, 0o666), "wb") as stream:
+                with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=directory), "wb") as stream:
                     if mode is not None:
                         os.fchmod(stream.fileno(), mode)
                     stream.write(data)
                     stream.flush()
                     os.fsync(stream.fileno())
-                temporary.replace(location)
+                os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
             except BaseException:
-                temporary.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=directory)
                 raise
-            directory = os.open(location.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.fsync(directory)
+
+    def is_directory(self, location: Path) -> bool:
+        """Whether there is a directory at a resolved location."""
+        try:
+            with self._directory(location):
+                return True
+        except OSError:
+            return False
+
+    def remove_file(self, location: Path) -> None:
+        """Remove a resolved location, durably; nothing is done if there is no file.
+
+        Raises:
+            ToolError: it is a directory or special file, or the operating system refused.
+            WorkspaceViolation: a part of it became a symbolic link since it was resolved.
+        """
+        shown = self.shown(location)
+        with _reported(shown), self._parent(location) as (directory, name):
             try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+                _require_regular(os.stat(name, dir_fd=directory, follow_symlinks=False), shown)
+            except FileNotFoundError:
+                return
+            os.unlink(name, dir_fd=directory)
+            os.fsync(directory)
 
     def walk(self, start: Path) -> Iterator[Path]:
         """Every regular file below a resolved location, sorted within each directory; links are left out.
 
-        Stops after `MAX_WALKED` entries.
+        Stops after `MAX_WALKED` entries, and goes down `MAX_DEPTH` levels.
         """
-        pending = [start]
-        seen = 0
-        while pending:
+        with suppress(OSError), self._directory(start) as descriptor:
+            yield from self._walk(descriptor, start, MAX_DEPTH, [MAX_WALKED])
+
+    def _walk(self, descriptor: int, place: Path, levels: int, left: list[int]) -> Iterator[Path]:
+        with os.scandir(descriptor) as scan:
+            entries = sorted(islice(scan, left[0] + 1), key=lambda entry: entry.name)
+        directories = []
+        for entry in entries:
+            left[0] -= 1
+            if left[0] < 0:
+                return
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in SKIPPED_DIRECTORIES:
+                    directories.append(entry.name)
+            elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(TEMPORARY_PREFIX):
+                yield place / entry.name
+        for name in directories if levels else ():
             try:
-                with os.scandir(pending.pop()) as scan:
-                    entries = sorted(islice(scan, MAX_WALKED + 1 - seen), key=lambda entry: entry.name)
+                inner = _open_directory(name, descriptor)
             except OSError:
                 continue  # unreadable, or gone meanwhile: the rest is still worth finding
-            directories = []
-            for entry in entries:
-                seen += 1
-                if seen > MAX_WALKED:
-                    return
-                if entry.is_dir(follow_symlinks=False):
-                    if entry.name not in SKIPPED_DIRECTORIES:
-                        directories.append(Path(entry.path))
-                elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(TEMPORARY_PREFIX):
-                    yield Path(entry.path)
-            pending.extend(reversed(directories))
+            try:
+                with suppress(OSError):
+                    yield from self._walk(inner, place / name, levels - 1, left)
+            finally:
+                os.close(inner)
+
+
+def _open_directory(name: str, parent: int) -> int:
+    """A descriptor of a directory in another one. Raises `OSError`: of a symbolic link, always with `ELOOP`."""
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except NotADirectoryError:  # what the kernel says of a symbolic link, too, if it is asked for a directory
+        if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+        raise
 
 
 def _require_regular(found: os.stat_result, shown: str) -> None:
@@ -264,7 +336,7 @@ def search(root: str, start: str, pattern: str, glob: str | None, ignore_case: b
     matches = compile_glob(glob if "/" in glob else f"**/{glob}") if glob else None
     base = Path(start)
     found: list[str] = []
-    for file in workspace.walk(base) if base.is_dir() else [base]:
+    for file in workspace.walk(base) if workspace.is_directory(base) else [base]:
         if matches and not matches(file.relative_to(base).parts or (file.name,)):
             continue
         shown = workspace.shown(file)

@@ -23,7 +23,7 @@ from understudy.store.db.engine import Database
 from understudy.store.db.prepared import Prepared
 from understudy.store.db.tables import metadata
 from understudy.store.journal import Journal
-from understudy.store.operations import activation, batches, beginnings
+from understudy.store.operations import activation, batches, beginnings, model_calls
 from understudy.store.operations.activation import FrameRef
 
 AT_ONCE = (1, 16, 64)
@@ -117,7 +117,7 @@ class Worker:
                 self._session_id,
             )
             result = await self._journal.submit(
-                lambda tx: batches.answer(
+                lambda tx: model_calls.answer(
                     tx, self._session_id, "run", self._round, 1, "model", ANSWER, incarnation=self._held.incarnation
                 ),
                 self._session_id,

@@ -23,7 +23,7 @@ def kill(bench: Bench) -> list[Row]:
     # All in the default placement, so that any standby will do.
     waiting = answering(delay=600.0)
     script = [call("bash", command="sleep 60"), {"text": "done", "delay": 600.0}]
-    acting = agent("acting", script, tools=["bash"], allow_bash=True, workspace=str(bench.directory))
+    acting = agent("acting", script, tools=["bash"], sandbox="none", workspace=str(bench.directory))
     found: dict[str, list[float]] = {"waits": [], "acts": []}
     restarts: list[float] = []
     with bench.cluster() as cluster:

@@ -120,7 +120,7 @@ def _cancel_one(bench: Bench, cluster: Cluster, count: int, commands: int, kills
     """Seconds from the request to end until nothing of the tree is at work, and what should not be."""
     mark = str(600 + seed / 1000 + time.time() % 1 / 10_000)
     command = {**call("bash", command=f"sleep {mark}"), "delay": 0.0}
-    busy = agent("busy", [command, {"text": "done"}], tools=["bash"], allow_bash=True, tool_timeout=900,
+    busy = agent("busy", [command, {"text": "done"}], tools=["bash"], sandbox="none", tool_timeout=900,
                  workspace=str(bench.directory))  # fmt: skip
     thinks = agent("thinks", [{"text": "done", "delay": 600.0}], tools=[])
     spawns = [

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from understudy.cluster.client.session_handle import Session
     from understudy.observability.traces import TraceSpan
 
-    from .config import ModelProfile
+    from .attachments import File, Image
+    from .config import Capabilities, Fallback, ModelProfile
     from .errors import (
         ClusterError,
         Conflict,
@@ -43,7 +44,18 @@ if TYPE_CHECKING:
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
     from .reads import Note, PendingInput, RunRecord, Wakeup
-    from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
+    from .spec import (
+        AgentSpec,
+        Budget,
+        CommandRule,
+        Context,
+        Delegation,
+        Memory,
+        RestartPolicy,
+        Sandbox,
+        Supervision,
+        WebPolicy,
+    )  # fmt: skip
 
     __version__: str
 
@@ -51,15 +63,20 @@ __all__ = [
     "AgentSpec",
     "Ask",
     "Budget",
+    "Capabilities",
     "Cluster",
     "ClusterError",
+    "CommandRule",
     "Conflict",
     "Context",
     "Continue",
     "DeadlineExceeded",
     "Delegation",
     "Event",
+    "Fallback",
+    "File",
     "HookContext",
+    "Image",
     "Inject",
     "InvalidConfiguration",
     "InvalidInput",
@@ -79,6 +96,7 @@ __all__ = [
     "RunFailed",
     "RunRecord",
     "RunResult",
+    "Sandbox",
     "ServiceInfo",
     "Session",
     "SessionClosed",
@@ -95,6 +113,7 @@ __all__ = [
     "UnknownSession",
     "Usage",
     "Wakeup",
+    "WebPolicy",
     "__version__",
     "hook",
     "memory_provider",
@@ -107,16 +126,21 @@ _HOMES = {
     "Ask": "actors.directives",
     "Budget": "spec",
     "Cluster": "cluster.client.client",
+    "CommandRule": "spec",
     "Context": "spec",
     "Delegation": "spec",
     "Continue": "actors.directives",
     "Event": "events",
+    "File": "attachments",
     "HookContext": "actors.directives",
+    "Image": "attachments",
     "Inject": "actors.directives",
     "Memory": "spec",
     "MemoryContext": "actors.providers",
     "Message": "messages",
     "ModelProfile": "config",
+    "Capabilities": "config",
+    "Fallback": "config",
     "Note": "reads",
     "PendingInput": "reads",
     "Refuse": "actors.directives",
@@ -126,6 +150,7 @@ _HOMES = {
     "Run": "cluster.client.run_handle",
     "RunRecord": "reads",
     "RunResult": "cluster.client.results",
+    "Sandbox": "spec",
     "ServiceInfo": "cluster.client.results",
     "Session": "cluster.client.session_handle",
     "Stop": "actors.directives",
@@ -135,6 +160,7 @@ _HOMES = {
     "TraceSpan": "observability.traces",
     "Usage": "messages",
     "Wakeup": "reads",
+    "WebPolicy": "spec",
     "hook": "actors.hooks",
     "memory_provider": "actors.providers",
     "price_table": "prices",

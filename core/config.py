@@ -135,6 +135,45 @@ def redact(dsn: str) -> str:
 
 
 @dataclass(frozen=True)
+class Capabilities:
+    """What a model can do, as far as a profile declares it. A request that needs what is missing fails before it is
+    sent.
+
+    Attributes:
+        images, files: it takes images, and files such as PDF, in messages.
+        tools: it calls tools.
+        response_format: its answers fit a JSON Schema where a response format asks for it. Without it an agent's output
+            is asked for as a tool's arguments.
+        reasoning: it takes parameters about its reasoning.
+    """
+
+    images: bool = True
+    files: bool = True
+    tools: bool = True
+    response_format: bool = True
+    reasoning: bool = True
+
+
+FALLBACK_CAUSES = ("unavailable", "overflow", "refused")
+"""What a fallback can be for: every try failed; the request is too long for the model; any other refusal."""
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Who is asked when a profile's own endpoint gives no answer.
+
+    Attributes:
+        profile: that the services know, by name.
+        model: that is asked for there; empty for the same.
+        on: the causes, of `FALLBACK_CAUSES`.
+    """
+
+    profile: str
+    model: str = ""
+    on: tuple[str, ...] = ("unavailable",)
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """An endpoint and its credentials. Lives in memory of the services only; never in the store.
 
@@ -145,6 +184,11 @@ class ModelProfile:
         requests_per_minute, tokens_per_minute: of all nodes together (docs/rate-limits.md). With neither, the limits
             that the endpoint states are kept to, if it states any.
         prices: what its models cost, by name; others cost what the services' own table says.
+        protocol: that the endpoint speaks: `chat` (chat completions), `responses` or `anthropic` (messages).
+        background: the endpoint makes responses in background mode and keeps them, so that no loss of a connection or a
+            process has a call paid twice; of `responses` only.
+        capabilities: of its models, by name, or `*` for all others; what is not declared is taken to be there.
+        fallbacks: who is asked instead, in this order, when a call has failed for one of their causes.
     """
 
     name: str
@@ -154,6 +198,10 @@ class ModelProfile:
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
+    protocol: str = "chat"
+    background: bool = False
+    capabilities: Mapping[str, Capabilities] = field(default_factory=dict, hash=False)
+    fallbacks: tuple[Fallback, ...] = ()
 
     def after(self, known: ModelProfile | None) -> ModelProfile:
         """This profile in place of the one before it; it keeps prices that it lacks: budgets depend on them."""
@@ -237,7 +285,7 @@ class Settings:
             raise InvalidConfiguration("; ".join(problems), details={"problems": problems})
         return cls(
             store=check_store(dsn),
-            model=env.get("UNDERSTUDY_MODEL") or ("gpt-4o-mini" if _has_key(env) else OFFLINE_MODEL),
+            model=env.get("UNDERSTUDY_MODEL") or _default_model(env),
             namespace=namespace,
             standby=standby if standby is not None else 2,
             max_actors=max_actors,
@@ -297,31 +345,64 @@ def kept_settings(different: Sequence[str]) -> str:
 
 
 def model_profile_from_environment(environ: Mapping[str, str] | None = None) -> ModelProfile | None:
-    """The profile of `OPENAI_API_KEY` (or the file `OPENAI_API_KEY_FILE`) and `OPENAI_BASE_URL`; None without a key.
+    """The first of `model_profiles_from_environment`; None without a key. Raises as that."""
+    return next(iter(model_profiles_from_environment(environ)), None)
 
-    Its name is derived from both, so jobs with different keys have different profiles and one never pays for another.
+
+def model_profiles_from_environment(environ: Mapping[str, str] | None = None) -> list[ModelProfile]:
+    """The profiles of `OPENAI_API_KEY` and `OPENAI_BASE_URL`, and of `ANTHROPIC_API_KEY` and `ANTHROPIC_BASE_URL`; the
+    one that `UNDERSTUDY_PROTOCOL` names comes first. Instead of a key there may be a file that has it, in
+    `OPENAI_API_KEY_FILE` and `ANTHROPIC_API_KEY_FILE`.
+
+    Their names are derived from all of it, so jobs with different keys have different profiles and one never pays for
+    another.
 
     Raises:
-        InvalidConfiguration: the file can't be read, or is empty.
+        InvalidConfiguration: a file can't be read, or is empty; a setting is none of those that there are.
     """
     env = os.environ if environ is None else environ
-    if not _has_key(env):
-        return None
-    key, base_url = env.get("OPENAI_API_KEY") or _key_in(env["OPENAI_API_KEY_FILE"]), env.get("OPENAI_BASE_URL") or None
-    return ModelProfile(name=f"openai-{digest(base_url or '', key, size=6)}", api_key=key, base_url=base_url)
+    protocol, background = env.get("UNDERSTUDY_PROTOCOL") or "", env.get("UNDERSTUDY_BACKGROUND") or "0"
+    if protocol not in ("", "chat", "responses", "anthropic"):
+        raise InvalidConfiguration(f"UNDERSTUDY_PROTOCOL={protocol!r} must be chat, responses or anthropic")
+    if background not in ("0", "1") or (background == "1" and protocol != "responses"):
+        raise InvalidConfiguration(
+            f"UNDERSTUDY_BACKGROUND={background!r} must be 0, or 1 together with UNDERSTUDY_PROTOCOL=responses"
+        )
+    found = []
+    if _has_key(env):
+        own = protocol if protocol == "responses" else "chat"
+        found.append(_profile_of(env, "OPENAI", own, background=background == "1"))
+    if _has_key(env, "ANTHROPIC"):
+        found.append(_profile_of(env, "ANTHROPIC", "anthropic"))
+    return sorted(found, key=lambda profile: profile.protocol != protocol)
 
 
-def _has_key(env: Mapping[str, str]) -> bool:
-    return bool(env.get("OPENAI_API_KEY") or env.get("OPENAI_API_KEY_FILE"))
+def _profile_of(env: Mapping[str, str], provider: str, protocol: str, *, background: bool = False) -> ModelProfile:
+    key = env.get(f"{provider}_API_KEY") or _key_in(f"{provider}_API_KEY_FILE", env[f"{provider}_API_KEY_FILE"])
+    base_url = env.get(f"{provider}_BASE_URL") or None
+    more = () if protocol == "chat" else (protocol, str(background))
+    name = f"{provider.lower()}-{digest(base_url or '', key, *more, size=6)}"
+    return ModelProfile(name=name, api_key=key, base_url=base_url, protocol=protocol, background=background)
 
 
-def _key_in(path: str) -> str:
+def _has_key(env: Mapping[str, str], provider: str = "OPENAI") -> bool:
+    return bool(env.get(f"{provider}_API_KEY") or env.get(f"{provider}_API_KEY_FILE"))
+
+
+def _default_model(env: Mapping[str, str]) -> str:
+    openai, anthropic = _has_key(env), _has_key(env, "ANTHROPIC")
+    if anthropic and (not openai or env.get("UNDERSTUDY_PROTOCOL") == "anthropic"):
+        return "claude-haiku-4-5"
+    return "gpt-4o-mini" if openai else OFFLINE_MODEL
+
+
+def _key_in(setting: str, path: str) -> str:
     """A key from a file: where the environment is shown to others, as that of a Ray job is."""
     try:
         key = Path(path).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise InvalidConfiguration(f"OPENAI_API_KEY_FILE={path!r} can't be read: {reason}") from None
+        raise InvalidConfiguration(f"{setting}={path!r} can't be read: {reason}") from None
     if not key:
-        raise InvalidConfiguration(f"OPENAI_API_KEY_FILE={path!r} is empty")
+        raise InvalidConfiguration(f"{setting}={path!r} is empty")
     return key

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import struct
 from collections.abc import Iterable
 from typing import Any
 
 from .json_text import to_json
-from .messages import Content, Usage
+from .messages import Content, Usage, attached
 from .records import ModelRequest
 
 BYTES_PER_TOKEN = 3
@@ -25,18 +26,48 @@ def estimate_tokens(request: ModelRequest) -> int:
     return (request.left_out + len(request.messages) + len(described)) // BYTES_PER_TOKEN + 1
 
 
-def image_excess(content: Content) -> int:
-    """By how many bytes the images in a message are longer than text that has as many tokens as they."""
-    if not isinstance(content, list):
-        return 0
-    return sum(map(_excess, content))
+def attached_excess(content: Content) -> int:
+    """By how many bytes the images and documents in a message are longer than text that has as many tokens as they."""
+    return sum(_excess(part) for part in attached(content))
+
+
+def attachment_size(part: dict[str, Any]) -> int:
+    """How many bytes of text have as many tokens as an image or a document; 0 for another part."""
+    tokens = _tokens(part)
+    return tokens * BYTES_PER_TOKEN if tokens is not None else 0
 
 
 def _excess(part: dict[str, Any]) -> int:
-    image = part.get("image_url")
-    if part.get("type") != "image_url" or not isinstance(image, dict) or not isinstance(image.get("url"), str):
+    tokens = _tokens(part)
+    if tokens is None:
         return 0
-    return len(image["url"].encode(errors="replace")) - image_tokens(image) * BYTES_PER_TOKEN
+    address = part["image_url"]["url"] if part["type"] == "image_url" else part["file"]["file_data"]
+    return len(address.encode(errors="replace")) - tokens * BYTES_PER_TOKEN
+
+
+def _tokens(part: dict[str, Any]) -> int | None:
+    """Tokens of a content part that is an image or a document; None for another one."""
+    kind = part.get("type")
+    found = part.get(kind) if kind in ("image_url", "file") else None
+    if not isinstance(found, dict):
+        return None
+    if kind == "image_url":
+        return image_tokens(found) if isinstance(found.get("url"), str) else None
+    return document_tokens(found["file_data"]) if isinstance(found.get("file_data"), str) else None
+
+
+def document_tokens(address: str) -> int:
+    """Tokens of a PDF in a `data:` URL, which endpoints read as text and as an image of each page: 2,500 for a page.
+
+    How many pages there are is often in compressed parts of it; then each 50 kB count as one.
+    """
+    _, _, data = address.partition(";base64,")
+    try:
+        content = base64.b64decode(data)
+    except (binascii.Error, ValueError):
+        return len(address) // BYTES_PER_TOKEN
+    pages = len(re.findall(rb"/Type\s*/Page\b", content))
+    return 2_500 * max(1, pages, len(content) // 50_000 if not pages else 0)
 
 
 def image_tokens(image: dict[str, Any]) -> int:

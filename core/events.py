@@ -250,13 +250,18 @@ class ModelCallStarted(Event, frozen=True, kw_only=True):
 
 
 class ModelCallReissued(Event, frozen=True, kw_only=True):
-    """The node service that held the call died: it goes out again; `started_at` is the lost attempt's."""
+    """The gateway that had the call is lost: it goes out again; `started_at` is the lost attempt's.
+
+    Attributes:
+        response_id: the response that the lost attempt has at the endpoint: it is fetched, and not paid again.
+    """
 
     request_key: str = ""
     lost_key: str = ""
     model: str = ""
     attempt: int = 2
     started_at: int = 0
+    response_id: str = ""
 
 
 class ModelCallCompleted(Event, frozen=True, kw_only=True):
@@ -428,6 +433,29 @@ class TimerCancelled(Event, frozen=True, kw_only=True):
 
     kind: str = "wakeup"
     name: str = ""
+
+
+class CommandStarted(Event, frozen=True, kw_only=True):
+    """A command was started in the background, as `job`."""
+
+    job: str = ""
+    call_id: str = ""
+    name: str = ""
+
+
+class CommandEnded(Event, frozen=True, kw_only=True):
+    """A command in the background has ended.
+
+    Attributes:
+        state: `ended`, `stopped` or `lost`.
+        exit_code: negative: a signal; None if it is not known.
+        duration: microseconds since its start.
+    """
+
+    job: str = ""
+    state: str = "ended"
+    exit_code: int | None = None
+    duration: int = 0
 
 
 class TodoUpdated(Event, frozen=True, kw_only=True):

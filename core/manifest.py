@@ -17,16 +17,16 @@ UNRELATED = {"v", "hash", "on_change", "packages"}
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
     """What differs between two compiled specifications, by name: `model`, `tools.lookup`, `hooks.check`,
-    `agents.scout`; sorted. `hooks`: they are called in another order.
+    `skills.pdf`, `agents.scout`; sorted. `hooks`: they are called in another order.
 
-    A field that only one of them has, other than `output`, is no difference: another version of Understudy compiled the
-    other one, and what it did not know has its default. Code that travels by value is compared by its source, since its
-    bytes differ from process to process.
+    A field that only one of them has, other than `output` and `skills`, is no difference: another version of Understudy
+    compiled the other one, and what it did not know has its default. Code that travels by value is compared by its
+    source, since its bytes differ from process to process.
     """
     old, new = json.loads(json.dumps(old, default=str)), json.loads(json.dumps(new, default=str))
     found = {
         name
-        for name in (old.keys() & new.keys()) - UNRELATED - {*FUNCTIONS, *AGENTS, "memory"}
+        for name in (old.keys() & new.keys()) - UNRELATED - {*FUNCTIONS, *AGENTS, "memory", "skills"}
         if old[name] != new[name]
     }
     if old.get("output") != new.get("output"):
@@ -37,6 +37,8 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
         found |= {f"{kind}.{name}" for name in _differing(before, after)}
         if kind == "hooks" and [name for name in before if name in after] != [name for name in after if name in before]:
             found.add(kind)
+    before, after = ({skill["name"]: skill for skill in spec.get("skills") or ()} for spec in (old, new))
+    found |= {f"skills.{name}" for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     for kind in AGENTS:
         before, after = (spec.get(kind) or {} for spec in (old, new))
         found |= {f"{kind}.{name}" for name in before.keys() ^ after.keys()}

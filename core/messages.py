@@ -32,8 +32,25 @@ MEMORY = "memory"
 MEMORY_MARK = "<memory>"
 """How their texts begin."""
 
+ATTACHMENTS_MARK = "<attachments>"
+"""How the text begins of what a model is sent behind results of tools that have attachments."""
+PROVIDER_DATA = "provider_data"
+"""The field of an assistant message with what its provider wants back, and nobody else may be sent."""
+
 ALWAYS, THIS_ROUND, NEVER = "always", "this_round", "never"
 """In which model calls a message is (`Message.visibility`)."""
+
+
+def text_of(content: Content) -> str:
+    """The text of a message's content, parts joined; other parts are left out."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content or [] if part.get("type") == "text")
+
+
+def attached(content: Content) -> list[dict[str, Any]]:
+    """The parts of a message's content that are no text."""
+    return [part for part in content if part.get("type") != "text"] if isinstance(content, list) else []
 
 
 def storable(text: str) -> str:
@@ -73,6 +90,8 @@ class Usage:
     """Tokens of one or more model calls, and what they cost.
 
     Attributes:
+        cached_tokens: of the input, found in the endpoint's cache; `cache_write_tokens` of it were taken into that.
+        reasoning_tokens: of the output.
         estimated: an endpoint did not say how many; counted by the length of the texts.
         cost: in millionths of the price table's currency; 0 for a model without a price.
     """
@@ -83,6 +102,7 @@ class Usage:
     reasoning_tokens: int = 0
     estimated: bool = False
     cost: int = 0
+    cache_write_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -97,10 +117,13 @@ class Usage:
             self.reasoning_tokens + other.reasoning_tokens,
             self.estimated or other.estimated,
             self.cost + other.cost,
+            self.cache_write_tokens + other.cache_write_tokens,
         )
 
     def to_wire(self) -> list[Any]:
         wire = [self.input_tokens, self.output_tokens, self.cached_tokens, self.reasoning_tokens, self.estimated]
+        if self.cache_write_tokens:
+            return [*wire, self.cost, self.cache_write_tokens]
         return [*wire, self.cost] if self.cost else wire
 
     @classmethod
@@ -150,9 +173,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type",
     @property
     def text(self) -> str:
         """The text of the message, parts joined; other parts are left out."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.get("text", "") for part in self.content or [] if part.get("type") == "text")
+        return text_of(self.content)
 
     def to_wire(self) -> dict[str, Any]:
         """As the store has it."""

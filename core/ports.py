@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .commands import CommandEnd, CommandOutput, CommandProcess, StartCommand
 from .config import ModelProfile
 from .protocol import Attached, CallOrigin, Exit, Growth, Judged, StepCall, Work
 from .rates import RateReport, RateShares
 from .reads import Note
 from .records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
+from .tool_tasks import TaskResult, ToolTask
 
 
 class Node(Protocol):
@@ -54,6 +56,94 @@ class Node(Protocol):
     async def blob(self, digest: str) -> bytes:
         """Code that travels by value."""
 
+    async def task_service(self, frame_id: str) -> str:
+        """The name of this service, which only it has: a call that was begun in a process of its own is known by the
+        service that began it, and by no other."""
+
+    async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:
+        """Have a tool call executed in a process of its own, unless it is under way, or has ended, here: how it ended.
+
+        Args:
+            service: that may begin it.
+
+        Returns:
+            None: it was begun and nobody knows what became of it; or this is another service, or it was not to begin.
+
+        Raises `Fenced` as `step` does, and where the call has its result.
+        """
+
+    async def end_task(self, frame_id: str, activation: ActivationId, call_id: str) -> None:
+        """End what executes a call. Raises `Fenced` as `step` does."""
+
+    async def start_command(self, frame_id: str, activation: ActivationId, wanted: StartCommand) -> str:
+        """Start a command in the background, once for each call id; returns its job id.
+
+        Raises:
+            InvalidInput: the session may have no more, the frame is on another node than the service, or the command
+                can't be started; the text says which.
+            Fenced: the activation is over.
+        """
+
+    async def read_command(
+        self, frame_id: str, activation: ActivationId, job: str, after: int | None, wait: float
+    ) -> CommandOutput:
+        """What a command of the session has written.
+
+        Args:
+            after: bytes of its output that are known; None for the end of it.
+            wait: seconds to wait for more, if there is none and the command has not ended.
+
+        Raises:
+            InvalidInput: the session has no such command.
+            Fenced: the activation is over.
+        """
+
+
+class TaskRunner(Protocol):
+    """Executes tool calls in processes of their own."""
+
+    async def run(self, task: ToolTask, read_blob: Callable[[str], Awaitable[bytes]]) -> TaskResult | None:
+        """Execute a call once, wherever there is what `task.tool["task"]` asks for: how it ended. It waits for that,
+        however long. If it is cancelled, so is the call.
+
+        Args:
+            read_blob: code and definitions of placements by their hash.
+
+        Returns:
+            None: its process is gone, and nobody knows what it did.
+        """
+
+
+class CommandProcesses(Protocol):
+    """The commands of a node, by key. They go on when the node service dies, and are found by the next one."""
+
+    def open(self) -> None:
+        """Look after them from now on: commands that nobody looks after for long end."""
+
+    def close(self) -> None:
+        """Look after them no more."""
+
+    def known(self) -> list[str]:
+        """The keys of commands that were started, and not removed."""
+
+    async def start(self, key: str, process: CommandProcess) -> None:
+        """Start a command, unless it was started before. Raises `OSError`: it can't be, and was not."""
+
+    async def ended(self, key: str) -> CommandEnd | None:
+        """Wait for the end of a command; None at once if it was never started."""
+
+    def stop(self, key: str, *, force: bool) -> None:
+        """Send SIGTERM or, with `force`, SIGKILL to the command and what it has started. Nothing if it has ended."""
+
+    def read(self, key: str, after: int | None, limit: int) -> tuple[int, bytes, int]:
+        """`(start, data, size)` of the output: see `CommandOutput`; after None: its last `limit` bytes."""
+
+    async def grown(self, key: str, size: int, seconds: float) -> None:
+        """Wait until there is more output than `size`, for so many seconds at most."""
+
+    def remove(self, key: str) -> None:
+        """Remove what is kept of a command; one that is at work is killed."""
+
 
 class ModelGateway(Protocol):
     """The gateway, as its node service sees it. Every call may be repeated.
@@ -92,6 +182,10 @@ class ModelGateway(Protocol):
         Args:
             key: of the call (`CallOrigin.key`). Of one that is not known nothing has come.
         """
+
+    async def response(self, number: str, key: str, known: str) -> str:
+        """The id under which the endpoint has the response to a call, once there is another one than the `known` one;
+        empty if the call ends without, or is not known."""
 
     async def abort(self, number: str, key: str) -> None:
         """Close the connection of a call; what came so far is its answer."""

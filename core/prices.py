@@ -14,7 +14,7 @@ from .messages import Usage
 
 MILLION = 1_000_000
 HIGHEST = Decimal(1_000_000)
-KINDS = ("input", "cached_input", "output")
+KINDS = ("input", "cached_input", "output", "cache_write")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,33 +23,43 @@ class Price:
 
     Attributes:
         cached_input: of input tokens that came from the endpoint's cache.
+        cache_write: of input tokens that it took into its cache; None if these cost what others do.
     """
 
     input: int
     cached_input: int
     output: int
+    cache_write: int | None = None
 
     def cost(self, usage: Usage) -> int:
         """Millionths of the currency that these tokens cost, rounded up."""
         cached = min(usage.cached_tokens, usage.input_tokens)
-        fresh = usage.input_tokens - cached
-        return -(-(fresh * self.input + cached * self.cached_input + usage.output_tokens * self.output) // MILLION)
+        written = min(usage.cache_write_tokens, usage.input_tokens - cached)
+        fresh = usage.input_tokens - cached - written
+        write = self.input if self.cache_write is None else self.cache_write
+        spent = fresh * self.input + cached * self.cached_input + written * write + usage.output_tokens * self.output
+        return -(-spent // MILLION)
+
+    @property
+    def dearest_input(self) -> int:
+        """Of an input token, whatever the endpoint does with it."""
+        return max(self.input, self.cached_input, self.cache_write or 0)
 
     def most(self, input_tokens: int, output_tokens: int) -> int:
         """The most that a call with so many tokens can cost, whatever of it is cached."""
-        dearest = max(self.input, self.cached_input)
-        return -(-(input_tokens * dearest + output_tokens * self.output) // MILLION)
+        return -(-(input_tokens * self.dearest_input + output_tokens * self.output) // MILLION)
 
     def affordable(self, money: int, input_tokens: int) -> int | None:
         """The longest reply that this much money allows after the input, below 0 if not even that; None for any."""
-        left = money * MILLION - input_tokens * max(self.input, self.cached_input)
+        left = money * MILLION - input_tokens * self.dearest_input
         if left < 0:
             return -1
         return left // self.output if self.output else None
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "price") -> Price:
-        """A price from decimals per million tokens: `{"input", "cached_input" (default: input), "output"}`.
+        """A price from decimals per million tokens: `{"input", "output"}`, and perhaps `cached_input` and
+        `cache_write`, which are otherwise those of input.
 
         Raises:
             InvalidConfiguration: a field is missing or unknown, or is no decimal from 0 to a million.
@@ -60,9 +70,12 @@ class Price:
         missing = [name for name in ("input", "output") if name not in given]
         if strange or missing:
             fault = f"has no {', '.join(missing)}" if missing else f"has unknown fields: {', '.join(strange)}"
-            raise InvalidConfiguration(f"{where} {fault}. A price has input, output and perhaps cached_input")
+            raise InvalidConfiguration(
+                f"{where} {fault}. A price has input, output and perhaps cached_input, cache_write"
+            )
         amounts = {name: _amount(given[name], f"{where}.{name}") for name in given}
-        return cls(amounts["input"], amounts.get("cached_input", amounts["input"]), amounts["output"])
+        cached = amounts.get("cached_input", amounts["input"])
+        return cls(amounts["input"], cached, amounts["output"], amounts.get("cache_write"))
 
 
 def _amount(value: Any, where: str) -> int:

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from .config import ModelProfile
+from .config import FALLBACK_CAUSES, ModelProfile
 from .errors import InvalidConfiguration
 from .prices import Price
 
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
+OPENAI = "https://api.openai.com/v1"
+DEFAULT_BASE_URLS = {"chat": OPENAI, "responses": OPENAI, "anthropic": "https://api.anthropic.com"}
+"""Where a profile without a base URL is called, by protocol."""
 
 
 class Profiles:
@@ -38,6 +40,11 @@ class Profiles:
         """Whether there is one of this name."""
         return name in self._known
 
+    def is_background(self, name: str) -> bool:
+        """Whether its endpoint makes responses in the background, and keeps them."""
+        known = self._known.get(name)
+        return known is not None and known.background
+
     def all(self) -> list[ModelProfile]:
         """All of them, with their keys."""
         return list(self._known.values())
@@ -63,6 +70,22 @@ def check(profile: ModelProfile) -> None:
             f"model profile {profile.name!r} allows no calls, or any number: {', '.join(wrong)}. A limit must be above "
             "0; without one leave it out"
         )
+    if profile.protocol not in DEFAULT_BASE_URLS:
+        raise InvalidConfiguration(
+            f"model profile {profile.name!r} has the unknown protocol {profile.protocol!r}. "
+            f"It must be one of {', '.join(DEFAULT_BASE_URLS)}"
+        )
+    if profile.background and profile.protocol != "responses":
+        raise InvalidConfiguration(
+            f"model profile {profile.name!r} has background=True, which only the protocol responses knows. "
+            "Set protocol='responses', or leave background out"
+        )
+    strange = sorted({cause for fallback in profile.fallbacks for cause in fallback.on} - set(FALLBACK_CAUSES))
+    if strange or any(fallback.profile == profile.name for fallback in profile.fallbacks):
+        raise InvalidConfiguration(
+            f"model profile {profile.name!r} has a fallback to itself, or for {', '.join(strange) or 'no cause'}. "
+            f"Name another profile, and causes of {', '.join(FALLBACK_CAUSES)}"
+        )
     if not profile.api_key.isascii() or not profile.api_key.isprintable() or not profile.api_key.strip():
         raise InvalidConfiguration(
             f"the key of model profile {profile.name!r} is empty or has characters that no header may have. "
@@ -71,7 +94,7 @@ def check(profile: ModelProfile) -> None:
         )
     import httpx2  # only where a profile arrives: session actors, which know prices only, do without
 
-    url, reason = profile.base_url or DEFAULT_BASE_URL, ""
+    url, reason = profile.base_url or DEFAULT_BASE_URLS[profile.protocol], ""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

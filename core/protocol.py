@@ -129,7 +129,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
 
     Attributes:
         model, profile: that the request names.
-        ends_run, purpose, guarded: see `ModelRequest`.
+        ends_run, purpose, guarded, response_id: see `ModelRequest`.
     """
 
     session_id: str
@@ -144,6 +144,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
     ends_run: bool = False
     purpose: str = ""
     guarded: bool = False
+    response_id: str = ""
 
     @property
     def wait_key(self) -> str:

@@ -76,6 +76,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         tokens: its input as estimated by who asks, who knows what the endpoint counted before; 0 if nobody did.
         purpose: what the answer is for: empty for the run to go on with, `fold_answer` for a summary of its history.
         guarded: hooks run beside the call, and its answer counts only with their verdict (`protocol.Judged`).
+        response_id: of the response that an earlier attempt has at the endpoint: it is fetched, not asked for again.
         priority: `high`, `normal` or `low`, where requests wait for a rate limit (`rates.WEIGHTS`).
     """
 
@@ -94,6 +95,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: int = 0
     purpose: str = ""
     guarded: bool = False
+    response_id: str = ""
     priority: str = NORMAL
 
     def limited_to(self, tokens: int) -> ModelRequest:
@@ -122,6 +124,9 @@ class ModelAnswer:
         started_at: microseconds since 1970 UTC; `duration`, `first_chunk`: microseconds.
         retries: failed tries before this answer.
         error: set when the call failed for good; `content` then holds partial text, if any.
+        background: the endpoint made the response in background mode, and keeps it under `response_id`: another answer
+            with that id is the same one, which was paid once.
+        profile, model: who gave it, if that was a fallback; empty for those of the request.
     """
 
     content: str | None = None
@@ -137,6 +142,9 @@ class ModelAnswer:
     retries: int = 0
     extra: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+    background: bool = False
+    profile: str = ""
+    model: str = ""
 
     @property
     def is_final(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -20,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from .confinement import MAX_SECONDS, Confinement
 from .errors import InvalidSpec
 from .prices import MILLION
 from .suggestions import did_you_mean
@@ -28,6 +31,8 @@ NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 """Name of an environment variable."""
+
+_CONFINED = Confinement()
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -79,6 +84,14 @@ def _models_in(annotation: Any) -> Iterator[Any]:
         yield annotation
     for inner in get_args(annotation):
         yield from _models_in(inner)
+
+
+A_PATH = "a name of the form module:function or DISTRIBUTION:NAME"
+
+
+def _is_path(item: Any) -> bool:
+    """Whether an entry names a function, or what a package offers."""
+    return isinstance(item, str) and all(item.partition(":"))
 
 
 def listed(problems: list[dict[str, str]]) -> str:
@@ -233,7 +246,7 @@ class Memory(Strict):
         project: the project whose notes it may use, and is shown; None for none.
         max_tokens: the longest text of its memory, three bytes a token; what does not fit is left out.
         share: of the model's window, where that is known: the text is no longer than this either.
-        providers: functions or classes decorated with `@memory_provider`.
+        providers: functions or classes decorated with `@memory_provider`, or their names as of tools.
         timeout: seconds for one call of a provider.
     """
 
@@ -255,8 +268,8 @@ class Memory(Strict):
         if not isinstance(value, (list, tuple)):
             raise ValueError("must be a list of providers")
         for item in value:
-            if not hasattr(item, "__understudy_memory__"):
-                raise ValueError(f"{item!r} is no function or class decorated with @memory_provider")
+            if not _is_path(item) and not hasattr(item, "__understudy_memory__"):
+                raise ValueError(f"{item!r} is no function or class decorated with @memory_provider, nor {A_PATH}")
         return tuple(value)
 
 
@@ -277,27 +290,115 @@ class Delegation(Strict):
     output: bool = False
 
 
+class CommandRule(Strict):
+    """What is done about commands of `bash` that match a pattern.
+
+    Attributes:
+        command: a pattern as of file names, for one simple command with its arguments (`git push*`).
+        action: `allow` executes it, `deny` refuses it, `ask` has a person approve the call first.
+    """
+
+    command: str = Field(min_length=1, max_length=1_000)
+    action: Literal["allow", "deny", "ask"]
+
+
+class Sandbox(Strict):
+    """In what an agent's `bash` and its tools with `@tool(sandbox=True)` run (`docs/sandbox.md`).
+
+    Attributes:
+        backend: `bubblewrap` separates commands from the node, and they are refused where it does not work; so does
+            `auto`, which may mean another sandbox once there is one. `none` is a plain shell that may do all that the
+            session's process may; the limits hold but for `network`, `readable`, `processes` and `temporary`.
+        network: whether commands reach the network; then also all services that the node reaches, Ray's among them.
+        readable: absolute paths that commands may read, beside programs, libraries and the workspace.
+        memory: bytes of address space of each process (`RLIMIT_AS`).
+        processes: and threads, at once. The kernel does not limit those of root.
+        file_size: bytes of the largest file that a command may write.
+        temporary: bytes that /tmp and /dev/shm may hold each; both are empty when a command begins.
+        output: bytes that are kept of a command's output: half from its beginning, half from its end.
+        seconds: the longest time for one command.
+        rules: for commands of `bash`; the first one that matches a simple command counts, and without one it is
+            allowed. They are a guard against mistakes: what a shell does can't be seen from its text. The sandbox is
+            the boundary.
+    """
+
+    backend: Literal["auto", "bubblewrap", "none"] = "auto"
+    network: bool = False
+    readable: tuple[Annotated[str, Field(max_length=4_096)], ...] = ()
+    memory: int = Field(_CONFINED.memory, ge=64 << 20, le=1 << 50)
+    processes: int = Field(_CONFINED.processes, ge=4, le=1_000_000)
+    file_size: int = Field(_CONFINED.file_size, ge=1024, le=1 << 50)
+    temporary: int = Field(_CONFINED.temporary, ge=1 << 20, le=1 << 50)
+    output: int = Field(_CONFINED.output, ge=1_000, le=500_000)
+    seconds: int = Field(_CONFINED.seconds, ge=1, le=MAX_SECONDS)
+    rules: tuple[CommandRule, ...] = ()
+
+    @field_validator("readable")
+    @classmethod
+    def _readable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        found = tuple(os.path.normpath(path) for path in value)
+        wrong = [path for path in found if not path.startswith("/") or path.strip("/") == "" or "\0" in path]
+        if wrong:
+            raise ValueError(f"{', '.join(map(repr, wrong))} must be absolute paths, and not the root")
+        return found
+
+
+def _host_pattern(value: str) -> str:
+    """A host, `*.` and a domain, or `*`, as `actors.web_rules` compares them."""
+    start, name = ("*.", value[2:]) if value.startswith("*.") else ("", value)
+    try:
+        known = name if ":" in name else name.rstrip(".").encode("idna").decode().lower()
+    except UnicodeError:
+        known = ""
+    if value != "*" and not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", known):
+        raise ValueError(f"{value!r} is no host, no '*.' followed by a domain, and not '*'")
+    return value if value == "*" else start + known
+
+
+HostPattern = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_host_pattern)]
+
+
+class WebPolicy(Strict):
+    """What `web_fetch` may fetch (docs/tools.md). Only http and https, and each redirect must fit as well.
+
+    Attributes:
+        allow: hosts: `docs.example.org`, `*.example.org` for all below `example.org`, or `*` for all.
+        deny: hosts that are not allowed whatever `allow` says.
+        private: addresses may be connected to that are not of the public network: this machine's, private and
+            link-local ones, among them those by which clouds hand out credentials.
+    """
+
+    allow: tuple[HostPattern, ...] = ("*",)
+    deny: tuple[HostPattern, ...] = ()
+    private: bool = False
+
+
 class AgentSpec(Strict):
     """What an agent is and may do.
 
     Attributes:
         name: label of metrics and spans; few different values, please.
+        description: what it is for, in a sentence or two: for whoever may use it, another agent's model among them.
         model: None for the cluster's default (`UNDERSTUDY_MODEL`).
         profile: name of a model profile; None for the driver's own credentials.
-        tools: functions decorated with `@tool`, names of built-in tools (`read_file`, …) or of groups (`files`).
+        tools: functions decorated with `@tool`, names of built-in tools (`read_file`, …) or of groups (`files`), import
+            paths (`module:function`), or what an installed package offers (`DISTRIBUTION:NAME`, `docs/agent-files.md`).
         agents: what `spawn_agent` and `start_agent` may create, by name; without it the children are copies of this
             agent.
         handoffs: the agents that its model may hand the session off to, each by a tool `transfer_to_NAME`; one that is
             known to the session already may be given by its name (`docs/handoff.md`).
         delegation: within which limits its model may write sub-agents itself; None: it may not.
-        hooks: functions decorated with `@hook`, called in this order at their points (`docs/hooks.md`). A sub-agent has
-            those that its own specification lists; a copy of this agent has the same.
+        hooks: functions decorated with `@hook`, or their names as of tools, called in this order at their points
+            (`docs/hooks.md`). A sub-agent has those that its own specification lists; a copy of this agent has the
+            same.
         output_type: what its final answer must be: a pydantic model, a dataclass or any other annotation with a JSON
             Schema, or a JSON Schema (2020-12) itself (`docs/output.md`). None for any text.
         output_mode: how the model is asked for it: by the endpoint's response format (`native`), as arguments of a tool
             (`tool`), or in the instructions (`prompt`). `auto`: `native`, or `tool` where the endpoint refuses that.
         output_retries: how often in a run the model is asked again for an answer that does not fit.
         memory: what it is shown of its notes, and its memory providers; None: nothing.
+        skills: folders with a `SKILL.md`, or folders of such folders (`docs/skills.md`). The model is shown their names
+            and descriptions, and reads one with the tool `load_skill`, which it is given. The session keeps a copy.
         workspace: directory that file tools are confined to; None for none.
         max_rounds: model calls in one run.
         max_continuations: how often a reply cut off by length is continued.
@@ -306,7 +407,8 @@ class AgentSpec(Strict):
         tool_timeout: seconds for one tool call, unless the tool says otherwise.
         parallel_tools: tool calls of one round that run at once.
         max_depth: how deep the tree below this agent may grow.
-        allow_bash: `bash` is refused unless this is true.
+        sandbox: in what `bash` and the tools with `@tool(sandbox=True)` run: a `Sandbox`, or the name of its backend.
+        web: which hosts `web_fetch` may fetch from; it is refused where this is None.
         follow_ups: inputs that wait when the session begins a run: each is a run of its own, in order (`queue`), or
             they become messages of that run, and their runs end with it (`merge`).
         deadline: seconds for one model call, retries included.
@@ -343,6 +445,7 @@ class AgentSpec(Strict):
     """
 
     name: str = Field(pattern=NAME)
+    description: str = Field("", max_length=1024)
     instructions: str = Field("", max_length=1_000_000)
     model: str | None = Field(None, min_length=1, max_length=256)
     profile: str | None = Field(None, min_length=1, max_length=128)
@@ -361,6 +464,7 @@ class AgentSpec(Strict):
     output_mode: Literal["auto", "native", "tool", "prompt"] = "auto"
     output_retries: int = Field(2, ge=0, le=16)
     memory: Memory | None = None
+    skills: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
     workspace: str | None = None
     max_rounds: int = Field(50, ge=1, le=10_000)
     max_continuations: int = Field(2, ge=0, le=16)
@@ -368,7 +472,8 @@ class AgentSpec(Strict):
     tool_timeout: float = Field(120.0, gt=0, le=86_400)
     parallel_tools: int = Field(8, ge=1, le=64)
     max_depth: int = Field(3, ge=0, le=16)
-    allow_bash: bool = False
+    sandbox: Sandbox = Field(default_factory=Sandbox)
+    web: WebPolicy | None = None
     follow_ups: Literal["queue", "merge"] = "queue"
     deadline: float = Field(600.0, gt=0, le=86_400)
     stall: float = Field(300.0, gt=0, le=86_400)
@@ -394,6 +499,11 @@ class AgentSpec(Strict):
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     on_change: Literal["migrate", "refuse"] = "migrate"
     metadata: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _sandbox(cls, value: Any) -> Any:
+        return {"backend": value} if isinstance(value, str) else value
 
     @field_validator("resources")
     @classmethod
@@ -437,8 +547,8 @@ class AgentSpec(Strict):
         if not isinstance(value, (list, tuple)):
             raise ValueError("must be a list of hooks")
         for item in value:
-            if not hasattr(item, "__understudy_hook__"):
-                raise ValueError(f"{item!r} is no function decorated with @hook")
+            if not _is_path(item) and not hasattr(item, "__understudy_hook__"):
+                raise ValueError(f"{item!r} is no function decorated with @hook, nor {A_PATH}")
         return tuple(value)
 
     @field_validator("repeat_limit")

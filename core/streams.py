@@ -6,6 +6,8 @@ place in the answer, whoever cut it into which pieces on the way.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 TEXT, REASONING, CALL = "text", "reasoning", "call"
@@ -14,6 +16,23 @@ TEXT, REASONING, CALL = "text", "reasoning", "call"
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Where endpoints send a model's reasoning; of one that sends it twice, what it sends first is streamed."""
+
+
+def reasoning_of(data: Any) -> str:
+    """The reasoning that can be read in what a provider wants back (`messages.PROVIDER_DATA`), as it was streamed."""
+    found = []
+    for item in data.get("items") or ():
+        if item.get("type") == "thinking":
+            found += _texts([item], "thinking")
+        elif item.get("type") == "reasoning":
+            summary = "\n\n".join(_texts(item.get("summary"), "text"))
+            found += [summary] if summary else _texts(item.get("content"), "text")
+    return "".join(found)
+
+
+def _texts(parts: Any, name: str) -> list[str]:
+    found = [part.get(name) for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return [text for text in found if isinstance(text, str)]
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -70,18 +70,18 @@ class _Line:
 
 
 class Turn:
-    """Leave to send one request, and a place at the endpoint while it is made."""
+    """A place at the endpoint, and leave to send one request, unless what is fetched was asked for before (`asks`)."""
 
-    def __init__(self, admission: Admission, line: _Line, flow: str, tokens: float) -> None:
+    def __init__(self, admission: Admission, line: _Line, flow: str, tokens: float, *, asks: bool) -> None:
         self._admission = admission
         self._line = line
         self._flow = flow
         self._tokens = tokens
         self._sent = time.monotonic()
-        self._under_way = True
+        self._under_way = asks
 
     async def again(self, deadline: float) -> None:
-        """Wait for leave to send the request once more, and keep the place."""
+        """Wait for leave to send the request, or to send it once more, and keep the place."""
         self._over()
         await self._admission.wait(self._line, self._flow, self._tokens, deadline, has_place=True)
         self._sent, self._under_way = time.monotonic(), True
@@ -109,8 +109,9 @@ class Turn:
         return stop
 
     def answered(self, usage: Usage) -> None:
-        """The request was answered, and took so much."""
-        self._line.pace.answered(self._tokens, usage, time.monotonic())
+        """The request was answered, and took so much. What was only fetched was counted where it was asked for."""
+        if self._under_way:
+            self._line.pace.answered(self._tokens, usage, time.monotonic())
 
     def leave(self) -> None:
         """The place is free."""
@@ -142,6 +143,7 @@ class Admission:
         self._taken = 0
         self._nodes = 1
         self._lines: dict[str, _Line] = {}
+        self._fetches = _Line(Pace(name, "", UNLIMITED, 1, time.monotonic()))
         self._timer: asyncio.TimerHandle | None = None
 
     def update(self, profile: ModelProfile) -> None:
@@ -172,11 +174,14 @@ class Admission:
         return [line.use(now) for line in self._lines.values() if line.pace.is_known]
 
     @asynccontextmanager
-    async def turn(self, request: ModelRequest, tree: str, *, again: bool) -> AsyncIterator[Turn]:
+    async def turn(
+        self, request: ModelRequest, tree: str, *, again: bool = False, fetches: bool = False
+    ) -> AsyncIterator[Turn]:
         """A turn, once it has come; its place is free when the block ends.
 
         Args:
             again: the request was refused in an earlier turn: it comes before all others of its tree.
+            fetches: it begins with what the endpoint keeps, which needs a place, but counts for no limit.
 
         Raises:
             Stopped: it will not come before the request's deadline.
@@ -185,9 +190,12 @@ class Admission:
         flow = f"{tree}/{request.priority}"
         weight = WEIGHTS[request.priority]
         tokens = line.pace.expected(request)
-        line.pace.asked(flow, weight, time.monotonic())
-        await self.wait(line, flow, tokens, request.deadline, first=again, weight=weight)
-        turn = Turn(self, line, flow, tokens)
+        if fetches:
+            await self.wait(self._fetches, flow, 0.0, request.deadline, weight=weight)
+        else:
+            line.pace.asked(flow, weight, time.monotonic())
+            await self.wait(line, flow, tokens, request.deadline, first=again, weight=weight)
+        turn = Turn(self, line, flow, tokens, asks=not fetches)
         try:
             yield turn
         finally:
@@ -239,14 +247,15 @@ class Admission:
             self._timer.cancel()
             self._timer = None
         pause = LOOK_SECONDS
-        waiting = [line for line in self._lines.values() if len(line)]
+        lines = [self._fetches, *self._lines.values()]
+        waiting = [line for line in lines if len(line)]
         while waiting:  # the lines take turns at the places
             for line in list(waiting):
                 seconds = self._next_of(line)
                 if seconds is not None:
                     waiting.remove(line)
                     pause = min(pause, seconds)
-        if any(len(line) for line in self._lines.values()):
+        if any(len(line) for line in lines):
             self._timer = asyncio.get_running_loop().call_later(max(pause, 0.001), self.dispatch)
 
     def _next_of(self, line: _Line) -> float | None:

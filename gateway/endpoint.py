@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 import openai
 
 from understudy.config import ModelProfile
-from understudy.json_text import from_json, to_json
+from understudy.json_text import from_json
 from understudy.messages import storable
-from understudy.profiles import DEFAULT_BASE_URL
+from understudy.profiles import DEFAULT_BASE_URLS
+from understudy.records import ModelRequest
+
+from .adapters import Adapter
+from .anthropic import Messages
+from .chat import ChatCompletions
+from .responses import Responses
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 CONNECT_TIMEOUT = 10.0
@@ -23,6 +29,13 @@ KEEPALIVE = 30.0
 MESSAGE_LIMIT = 500
 ERROR_LIMIT = 1 << 20
 """Bytes of an error's body that are looked at."""
+
+ADAPTERS: dict[str, Callable[[ModelProfile], Adapter]] = {
+    "chat": lambda _profile: ChatCompletions(),
+    "responses": Responses,
+    "anthropic": Messages,
+}
+"""By `ModelProfile.protocol`."""
 
 SHORTEST_SECRET = 8
 """Shorter keys are placeholders of local endpoints (`none`, `EMPTY`): hiding them would only garble messages."""
@@ -39,7 +52,7 @@ class Endpoint:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
-        self.base_url = profile.base_url or DEFAULT_BASE_URL
+        self.base_url = profile.base_url or DEFAULT_BASE_URLS[profile.protocol]
         self.calls = 0
         # aiohttp under the package's httpx: half the CPU per call, and no search through all connections.
         http_client = openai.DefaultAioHttpClient(
@@ -54,26 +67,44 @@ class Endpoint:
         # The services' environment is not the profile's: a stranger's organization would be refused, or pay.
         client.organization = client.project = None
         self.http = http_client
-        # Where the package would send a chat completion, and with which headers. Made once: it would put them together
-        # for each call, walk through all messages, which have the endpoint's form already, and check them against its
-        # types, and that costs more CPU than all the rest of the call.
-        self._url = client.base_url.copy_with(raw_path=client.base_url.raw_path + b"chat/completions")
-        given = client.default_headers.items()
+        self.adapter = ADAPTERS[profile.protocol](profile)
+        # Where the package would send a request, and with which headers. Made once: it would put them together for each
+        # call, walk through all messages, which have the endpoint's form already, and check them against its types, and
+        # that costs more CPU than all the rest of the call.
+        self._base = client.base_url
+        self._url = self._under(self.adapter.path)
+        own = self.adapter.headers(profile)
+        given = client.default_headers.items() if own is None else own.items()
         self._headers = httpx2.Headers({name: value for name, value in given if isinstance(value, str)})
-        self._headers.update(client.auth_headers)  # whatever the environment has for this one (OPENAI_CUSTOM_HEADERS)
+        if own is None:
+            # Whatever the environment has for this one (OPENAI_CUSTOM_HEADERS).
+            self._headers.update(client.auth_headers)
 
-    async def post(self, body: dict[str, Any], messages: bytes) -> httpx2.Response:
+    async def post(self, request: ModelRequest) -> httpx2.Response:
         """The response to a request, not read yet.
-
-        Args:
-            body: all of it but the messages.
-            messages: a JSON array.
 
         Raises:
             openai.APIStatusError: its status is that of an error.
         """
-        content = b'%b,"messages":%b}' % (to_json(body).encode()[:-1], messages)
-        request = self.http.build_request("POST", self._url, headers=self._headers, content=content)
+        return await self._send("POST", self._url, self.adapter.content(request))
+
+    async def get(self, path: str) -> httpx2.Response:
+        """What is kept under a path below the base URL, which may have a query; not read yet. Raises as `post`."""
+        return await self._send("GET", self._under(path), None)
+
+    async def cancel(self, path: str) -> None:
+        """Cancel what is made under a path below the base URL. Raises as `post`, and httpx2's errors."""
+        response = await self._send("POST", self._under(path), b"")
+        await response.aclose()
+
+    def _under(self, path: str) -> httpx2.URL:
+        raw, query = self._base.raw_path.partition(b"?")[::2]
+        added, _, more = path.encode().partition(b"?")
+        query = b"&".join(filter(None, (query, more)))
+        return self._base.copy_with(raw_path=raw + added + (b"?" + query if query else b""))
+
+    async def _send(self, method: str, url: httpx2.URL, content: bytes | None) -> httpx2.Response:
+        request = self.http.build_request(method, url, headers=self._headers, content=content)
         response = await self.http.send(request, stream=True)
         if not response.is_success:
             try:
@@ -115,6 +146,8 @@ def _error_of(response: httpx2.Response, text: str) -> openai.APIStatusError:
     except (ValueError, RecursionError):
         pass
     error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(body, dict) and body.get("type") == "error" and isinstance(error, dict):
+        error = {**error, "code": error.get("type")}  # of Anthropic, which has no other codes
     if isinstance(error, dict) and isinstance(error.get("message"), str) and error["message"]:
         message = f"{message} - {error['message']}"
     return openai.APIStatusError(message, response=response, body=error)

@@ -6,18 +6,45 @@ no sessions and writes nothing: its caller keeps the waits and the journal.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
+from dataclasses import replace
+
+import aiohttp
+import httpx2
+import msgspec
+import openai
 
 from understudy.config import ModelProfile
-from understudy.errors import ModelProfileMissing
+from understudy.errors import ContextOverflow, ModelError, ModelProfileMissing, ModelUnavailable
 from understudy.profiles import check
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import Piece
 
 from .admission import Stopped
+from .backoff import Backoff
 from .endpoint import Endpoint
 from .limits import Limits
-from .tries import Backoff, RateLimited, Tries
+from .needs import require
+from .responses import cancel_path
+from .tries import RateLimited, Tries
+
+log = logging.getLogger(__name__)
+
+CANCEL_SECONDS = 5.0
+"""How long an endpoint is waited for that shall cancel a response."""
+
+
+LEAST_SECONDS = 1.0
+"""A fallback with less time than this is not asked."""
+
+
+def cause_of(error: ModelError) -> str:
+    """For what a call has failed, in the words of `Fallback.on`."""
+    if isinstance(error, ModelUnavailable):
+        return "unavailable"
+    return "overflow" if isinstance(error, ContextOverflow) else "refused"
 
 
 class Gateway:
@@ -68,13 +95,25 @@ class Gateway:
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
+        on_response: Callable[[str], None] | None = None,
         tree: str = "",
     ) -> ModelAnswer:
         """Make one model call; cancelling it closes the connection.
 
+        In background mode (`ModelProfile.background`) the endpoint goes on with the response then (`cancel`); a
+        connection that is lost is no loss, and `request.response_id` names a response that is fetched, not asked for.
+        One that the endpoint does not have any more is asked for anew.
+
+        Where the profile has fallbacks, they are asked one after the other within the deadline, each within its own
+        limits; the answer says which profile and model gave it, if not those of the request. Each is asked for a
+        function of the same request. A fallback's response in background mode is not told: another gateway could not
+        fetch it.
+
         Args:
             on_delta: gets text, reasoning and arguments of tool calls as they arrive.
             on_restart: called when a try failed after some of it was delivered: what follows starts anew.
+            on_response: in background mode, gets the id of the response as soon as the endpoint has said it, before
+                anything else of the response; again if the call had to be made anew.
             tree: trees of sessions take turns where requests have to wait.
 
         Raises:
@@ -93,24 +132,67 @@ class Gateway:
             raise ModelProfileMissing(
                 f"no model profile {request.profile!r} is registered on this node", details={"profile": request.profile}
             )
+        tries = Tries(self._backoff, endpoint, request, on_delta, on_restart, on_response)
+        try:
+            return await self._run(tries, tree)
+        except ModelError as error:
+            first, left = error, request.deadline - tries.seconds
+        for fallback in endpoint.profile.fallbacks:
+            other = self._endpoints.get(fallback.profile)
+            if other is None or cause_of(first) not in fallback.on or left < LEAST_SECONDS:
+                continue
+            model = fallback.model or request.model
+            if on_restart is not None:
+                on_restart()
+            log.info("profile %s gives no answer: %s is asked, model %s", request.profile, fallback.profile, model)
+            asked = msgspec.structs.replace(
+                request, profile=fallback.profile, model=model, deadline=left, response_id=""
+            )
+            tries = Tries(self._backoff, other, asked, on_delta, on_restart, None)
+            try:
+                answer = await self._run(tries, tree)
+            except ModelError:  # what the first one said is what the caller can do something about
+                left -= tries.seconds
+                continue
+            return replace(answer, profile=fallback.profile, model=model)
+        raise first
+
+    async def _run(self, tries: Tries, tree: str) -> ModelAnswer:
+        """The answer of one endpoint, from as many turns as it takes."""
+        endpoint, request, again = tries.endpoint, tries.request, False
+        require(endpoint.profile, request)
+        limits = self.limits.of(endpoint.profile.name)
         endpoint.calls += 1
         try:
-            return await self._in_turn(Tries(self._backoff, endpoint, request, on_delta, on_restart), request, tree)
+            while True:
+                try:
+                    async with limits.turn(request, tree, again=again, fetches=tries.fetches) as turn:
+                        return await tries.run(turn)
+                except RateLimited:
+                    again = True
+                except Stopped as stopped:
+                    tries.fail_stopped(stopped.seconds)
         finally:
             endpoint.calls -= 1
             if self._retired:
                 await self._close_retired()
 
-    async def _in_turn(self, tries: Tries, request: ModelRequest, tree: str) -> ModelAnswer:
-        again = False
-        while True:
-            try:
-                async with self.limits.of(request.profile).turn(request, tree, again=again) as turn:
-                    return await tries.run(turn)
-            except RateLimited:
-                again = True
-            except Stopped as stopped:
-                tries.fail_stopped(stopped.seconds)
+    async def cancel(self, profile: str, response_id: str) -> None:
+        """Have the endpoint end a response that it makes in the background. What fails about it is logged: the endpoint
+        then ends by itself, and nobody waits for what it says."""
+        endpoint = self._endpoints.get(profile)
+        if endpoint is None or not endpoint.adapter.keeps:
+            return
+        endpoint.calls += 1
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await endpoint.cancel(cancel_path(response_id))
+        except (TimeoutError, openai.APIError, httpx2.RequestError, aiohttp.ClientError) as error:
+            log.warning("response %s can't be cancelled: %s", response_id, endpoint.clean(str(error)))
+        finally:
+            endpoint.calls -= 1
+            if self._retired:
+                await self._close_retired()
 
     async def close(self) -> None:
         """Close all connections. Calls under way fail; cancel them first."""

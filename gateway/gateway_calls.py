@@ -59,8 +59,10 @@ class _HeldCall:
         self.parts = Parts()
         self.restarts = 0
         self.grown = asyncio.Event()
+        self.identified = asyncio.Event()
         self.begun = False
         self.aborted = False
+        self.response_id = request.response_id
         self.answer: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
 
@@ -68,6 +70,29 @@ class _HeldCall:
         """More has come."""
         self.parts.add(piece)
         self.grown.set()
+
+    def identify(self, response_id: str) -> None:
+        """The endpoint has the response, and keeps it under this id."""
+        self.response_id = response_id
+        self.identified.set()
+
+    def end(self, answer: ModelAnswer) -> None:
+        """This is the answer."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+        self._wake()
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        if self.task is not None:
+            self.task.cancel()
+        self.answer.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Nothing more comes: whoever waits for more looks."""
+        self.grown.set()
+        self.identified.set()
 
     def restart(self) -> None:
         """What came is void: the next try begins anew."""
@@ -167,6 +192,18 @@ class GatewayCalls:
             await call.grown.wait()
         return Growth(restarts, [])
 
+    async def response(self, number: str, key: str, known: str) -> str:
+        """See `ModelGateway.response`."""
+        self._require(number)
+        while (call := self._calls.get(key)) is not None:
+            if call.response_id not in ("", known):
+                return call.response_id
+            if call.answer.done():
+                break
+            call.identified.clear()
+            await call.identified.wait()
+        return ""
+
     async def abort(self, number: str, key: str) -> None:
         """See `ModelGateway.abort`."""
         self._require(number)
@@ -181,10 +218,8 @@ class GatewayCalls:
         self._require(number)
         for key in keys:
             call = self._calls.pop(key, None)
-            if call is not None and call.task is not None:
-                call.task.cancel()
-                call.answer.cancel()
-                call.grown.set()
+            if call is not None:
+                call.drop()
 
     async def heard(self, number: str) -> None:
         """See `ModelGateway.heard`."""
@@ -217,7 +252,7 @@ class GatewayCalls:
         self._tasks.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for call in self._calls.values():
-            call.answer.cancel()
+            call.drop()
         self._calls.clear()
         await self.gateway.close()
 
@@ -240,17 +275,19 @@ class GatewayCalls:
             if self._calls.get(call.origin.key) is not call:  # it was released
                 raise
             answer = call.partial()
+            if call.aborted and call.response_id:  # else the endpoint would go on with it, and count what nobody reads
+                self._tasks.spawn(self.gateway.cancel(call.request.profile, call.response_id))
         except Exception as error:
             if not isinstance(error, UnderstudyError):
                 log.exception("the model call of session %s failed", call.origin.session_id)
             answer = ModelAnswer.failed(error, call.origin.session_id, call.parts.text(TEXT) or None)
             if call.parts.lengths:  # the endpoint counts what it has sent, whatever became of it
                 answer = replace(answer, usage=call.usage())
+        if call.response_id and not answer.response_id:  # what came of it is of the same response
+            answer = replace(answer, response_id=call.response_id, background=True)
         if not answer.started_at:
             answer = replace(answer, started_at=started, duration=time.time_ns() // 1_000 - started)
-        if not call.answer.done():
-            call.answer.set_result(answer)
-            call.grown.set()
+        call.end(answer)
 
     async def _ask(self, call: _HeldCall) -> ModelAnswer:
         profile, loop = call.request.profile, asyncio.get_running_loop()
@@ -262,4 +299,4 @@ class GatewayCalls:
                 raise ModelProfileMissing(
                     f"no credentials for model profile {profile!r}", session_id=call.origin.session_id
                 )
-        return await self.gateway.call(call.request, call.add, call.restart, call.origin.root_id)
+        return await self.gateway.call(call.request, call.add, call.restart, call.identify, call.origin.root_id)

@@ -11,9 +11,10 @@ CODES = frozenset(
         "context_window_exceeded",
         "exceed_context_size_error",
         "model_max_prompt_tokens_exceeded",
+        "request_too_large",
     }
 )
-"""Error codes of OpenAI and those who took them over, and of llama.cpp's server."""
+"""Error codes of OpenAI and those who took them over, of llama.cpp's server and of Anthropic."""
 
 TEXT = re.compile(
     r"maximum context length|context[ _]length[ _]exceeded|context window|context size|prompt is too long"

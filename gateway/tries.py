@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 
 import aiohttp
@@ -20,35 +17,32 @@ from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import Piece
 from understudy.waiting import answered_within
 
+from .adapters import EndpointError, Malformed, Reading
 from .admission import Turn
+from .backoff import Backoff, retry_after_seconds
 from .endpoint import Endpoint, read_within
 from .overflow import is_overflow, stated_window
-from .sse import MAX_ANSWER, Completion, EndpointError, EventStream, Malformed
-
-PROVIDER = "openai"
-"""Value of `gen_ai.provider.name`: the protocol's, whoever speaks it."""
+from .sse import MAX_ANSWER, EventStream
 
 TRAILER_TIMEOUT = 1.0
 """Seconds to wait for the end of a response whose answer is complete, so that the connection can be used again."""
+POLL_SECONDS = 1.0
+"""Between two questions for a response that the endpoint makes in the background and does not stream."""
+
 RETRIED = frozenset({408, 409, 429})
 """Statuses below 500 that are worth another try."""
 FINAL_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Error codes that waiting doesn't cure, whatever the status."""
+FINAL_REPORTS = FINAL_CODES | {
+    "invalid_prompt", "context_length_exceeded",
+    "invalid_request_error", "authentication_error", "permission_error", "not_found_error", "request_too_large",
+    "billing_error",
+}  # fmt: skip
+"""The same of errors that are reported in place of an answer, without a status: OpenAI's, then Anthropic's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How often and when to try again; see `Gateway`."""
-
-    retries: int
-    first: float
-    longest: float
-
-    def delay(self, retries: int, retry_after: float | None) -> float:
-        """Seconds to wait after so many failed retries."""
-        if retry_after is not None:
-            return retry_after * (1 + 0.1 * random.random())  # never earlier than asked for, and not all at once
-        return min(self.first * 2.0**retries, self.longest) * (1 - 0.25 * random.random())
+class _Pending(Exception):
+    """The endpoint works on the response: it has to be asked again for it."""
 
 
 class _Failure(Exception):
@@ -69,7 +63,12 @@ class RateLimited(Exception):
 
 
 class Tries:
-    """One call with its tries."""
+    """One call with its tries.
+
+    Attributes:
+        endpoint, request: who is asked for what.
+        seconds: spent in its turns so far.
+    """
 
     def __init__(
         self,
@@ -78,22 +77,20 @@ class Tries:
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None,
         on_restart: Callable[[], None] | None,
+        on_response: Callable[[str], None] | None,
     ) -> None:
         self._backoff = backoff
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._on_delta = on_delta
         self._on_restart = on_restart
-        self._request = request
-        self._body: dict[str, Any] = {
-            **request.parameters,
-            "model": request.model,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if request.tools:
-            self._body["tools"] = request.tools
+        self._on_response = on_response if endpoint.adapter.keeps else None
+        self.request = request
+        self._reading = endpoint.adapter.begin(request, request.response_id)
+        self._known = self._reading.identifier  # the caller knows it
         self._turn: Turn
+        self.seconds = 0.0
         self._retries = 0
+        self._in_a_row = 0  # of these, since something came of a response that goes on
         self._refusals = 0
         self._refused_for = 0.0
         self._failure: _Failure | None = None
@@ -102,6 +99,11 @@ class Tries:
         self._start = time.monotonic_ns()
         self._first_chunk = 0
         self._heard = 0.0
+
+    @property
+    def fetches(self) -> bool:
+        """Whether it begins with what the endpoint keeps of a response: a model is not asked."""
+        return bool(self._reading.continuation)
 
     async def run(self, turn: Turn) -> ModelAnswer:
         """The tries in this turn, until one succeeds, fails for good, or time is up.
@@ -113,59 +115,84 @@ class Tries:
         self._turn = turn
         if not self._refusals:  # until now it has waited
             self._started_at, self._start = time.time_ns() // 1_000, time.monotonic_ns()
+        begun = time.monotonic()
         try:
-            return await answered_within(self._tries(), self._request.deadline)
+            return await answered_within(self._tries(), self.request.deadline)
         except TimeoutError:
             last = f"; the last try failed: {self._failure.what}" if self._failure else ""
-            self._fail(ModelUnavailable, f"had no complete answer within {self._request.deadline:g} s{last}")
+            self._fail(ModelUnavailable, f"had no complete answer within {self.request.deadline:g} s{last}")
+        finally:
+            self.seconds += time.monotonic() - begun
 
     async def _tries(self) -> ModelAnswer:
         while True:
+            progress = self._reading.progress
             try:
                 answer = self._answer(await self._try())
                 self._turn.answered(answer.usage)
                 return answer
+            except _Pending:
+                self._in_a_row = 0
+                await asyncio.sleep(POLL_SECONDS)
             except _Failure as failure:
                 self._failure = failure
-            await self._before_retry(self._failure)
+                if self._reading.continuation and self._reading.progress > progress:
+                    self._in_a_row = 0
+                await self._before_retry(failure)
 
     async def _before_retry(self, failure: _Failure) -> None:
         """Wait as long as backoff or the endpoint says; raise when there is no retry left."""
-        if self._retries >= self._backoff.retries:
+        if self._in_a_row >= self._backoff.retries:
             self._fail(ModelUnavailable, f"failed {self._retries + 1} times, at last: {failure.what}")
-        delay = self._backoff.delay(self._retries, failure.retry_after)
-        if delay >= self._request.deadline:  # else that ends the wait, and does not count pauses of this process
+        delay = self._backoff.delay(self._in_a_row, failure.retry_after)
+        if delay >= self.request.deadline:  # else that ends the wait, and does not count pauses of this process
             self._fail(ModelUnavailable, f"failed, and a retry in {delay:.1f} s is past the deadline: {failure.what}")
         self._retries += 1
+        self._in_a_row += 1
         await asyncio.sleep(delay)
-        await self._turn.again(self._request.deadline)
+        if not self._reading.continuation:
+            await self._turn.again(self.request.deadline)
+            self._restart()
+            self._reading = self.endpoint.adapter.begin(self.request)
+
+    def _restart(self) -> None:
+        """What was delivered is void: it comes anew."""
         if self._delivered:
             self._delivered = False
             if self._on_restart is not None:
                 self._on_restart()
 
-    async def _try(self) -> Completion:
+    async def _try(self) -> Reading:
         """One try, given up when the endpoint says nothing for too long, before its answer or in the midst of it.
 
         As with the deadline, only time counts in which this process runs: after a pause the answer may lie in the
         socket, and is paid for.
         """
-        stall = self._request.stall
+        stall = self.request.stall
         self._heard = time.monotonic()
         try:
             return await answered_within(self._exchange(), stall, lambda: self._heard)
         except TimeoutError:
+            self._reading.reroute(None)
             raise _Failure(f"the endpoint said nothing for {stall:g} s") from None
 
-    async def _exchange(self) -> Completion:
+    async def _exchange(self) -> Reading:
+        continuation = self._reading.continuation
         try:
-            response = await self._endpoint.post(self._body, self._request.messages)
-            self._turn.heard(response.headers)
+            sending = self.endpoint.get(continuation) if continuation else self.endpoint.post(self.request)
+            response = await sending
+            if not continuation:  # limits are of requests to a model
+                self._turn.heard(response.headers)
             try:
                 return await self._read(response)
             finally:
                 await response.aclose()
         except openai.APIStatusError as error:
+            if continuation and self._reading.reroute(error.status_code):
+                raise _Failure(
+                    self.endpoint.clean(f"the response {self._reading.identifier} can't be had so: {error.message}"),
+                    status=error.status_code, code=error.code, retry_after=0.0,
+                ) from None  # fmt: skip
             self._status_error(error)
         except aiohttp.ClientResponseError as error:
             self._not_the_protocol(error.status, "", f"It is not HTTP: {error.message}")
@@ -173,31 +200,38 @@ class Tries:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            raise _Failure(self._endpoint.clean(f"{type(cause).__name__}: {cause}")) from None
+            raise _Failure(self.endpoint.clean(f"{type(cause).__name__}: {cause}")) from None
         except EndpointError as error:
             self._reported_error(error.body)
 
-    async def _read(self, response: httpx2.Response) -> Completion:
+    async def _read(self, response: httpx2.Response) -> Reading:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        completion = Completion()
+        reading = self._reading
         try:
             if kind == "application/json":
-                self._deliver(completion.add((await read_within(response, MAX_ANSWER)).decode("utf-8", "replace")))
-                if not completion.complete:
-                    raise Malformed("a response without choices")
+                await self._read_whole(response)
             elif kind in ("text/event-stream", ""):
-                await self._read_stream(response, completion)
+                await self._read_stream(response)
             else:
                 start = (await read_within(response, 80))[:80].decode("utf-8", "replace")
                 self._not_the_protocol(response.status_code, kind, f"It begins: {start!r}")
         except Malformed as error:
             self._not_the_protocol(response.status_code, kind, str(error))
-        if not completion.complete:
+        if not reading.complete:
             raise _Failure("the stream ended in the middle of the answer")
-        return completion
+        return reading
 
-    async def _read_stream(self, response: httpx2.Response, completion: Completion) -> None:
-        stream, received = EventStream(), 0
+    async def _read_whole(self, response: httpx2.Response) -> None:
+        pieces = self._taken((await read_within(response, MAX_ANSWER)).decode("utf-8", "replace"))
+        if self._reading.pending:
+            raise _Pending
+        if not self._reading.complete:
+            raise Malformed("a response without an answer")
+        self._restart()  # where a stream was given up, all of it has come again
+        self._deliver(pieces)
+
+    async def _read_stream(self, response: httpx2.Response) -> None:
+        stream, received, reading = EventStream(), 0, self._reading
         chunks = response.aiter_bytes() if "content-encoding" in response.headers else response.aiter_raw()
         async for chunk in chunks:
             self._heard = time.monotonic()
@@ -205,8 +239,8 @@ class Tries:
             if received > MAX_ANSWER:  # it would take the gateway's memory, and with it all calls of this node
                 raise Malformed(f"an answer of more than {MAX_ANSWER} bytes")
             for data in stream.feed(chunk):
-                self._deliver(completion.add(data))
-            if completion.done:
+                self._deliver(self._taken(data))
+            if reading.done:
                 break
         else:
             return
@@ -217,6 +251,14 @@ class Tries:
         except (TimeoutError, httpx2.RequestError, aiohttp.ClientError):
             pass  # the answer is complete; only the connection is lost
 
+    def _taken(self, data: str) -> list[Piece]:
+        """What one event, or a whole response, adds; the id of a response that the endpoint keeps is told at once."""
+        pieces = self._reading.add(data)
+        if self._on_response is not None and self._reading.identifier != self._known:
+            self._known = self._reading.identifier
+            self._on_response(self._known)
+        return pieces
+
     def _deliver(self, pieces: list[Piece]) -> None:
         if not self._first_chunk:
             self._first_chunk = self._elapsed()
@@ -225,21 +267,22 @@ class Tries:
                 self._delivered = True
                 self._on_delta(piece)
 
-    def _answer(self, completion: Completion) -> ModelAnswer:
-        calls = completion.tool_calls
+    def _answer(self, reading: Reading) -> ModelAnswer:
+        calls, adapter = reading.tool_calls, self.endpoint.adapter
         return ModelAnswer(
-            content=completion.content,
+            content=reading.content,
             tool_calls=calls,
-            finish_reason=completion.finish_reason or ("tool_calls" if calls else "stop"),
-            usage=completion.usage or estimate_usage(self._request, completion.content or "", calls),
-            response_model=completion.model,
-            response_id=completion.identifier,
-            provider=PROVIDER,
+            finish_reason=reading.finish_reason or ("tool_calls" if calls else "stop"),
+            usage=reading.usage or estimate_usage(self.request, reading.content or "", calls),
+            response_model=reading.model,
+            response_id=reading.identifier,
+            provider=adapter.provider,
             started_at=self._started_at,
             duration=self._elapsed(),
             first_chunk=self._first_chunk,
             retries=self._retries + self._refusals,
-            extra=completion.extra,
+            extra=reading.extra,
+            background=adapter.keeps,
         )
 
     def _elapsed(self) -> int:
@@ -253,10 +296,11 @@ class Tries:
         message = error.message if isinstance(error.body, dict) else f"Error code: {status} ({kind or 'no content'})"
         if (status in RETRIED or status >= 500) and error.code not in FINAL_CODES and error.type not in FINAL_CODES:
             after = retry_after_seconds(headers, time.time())
-            self._turn.heard(headers)
-            if status == 429:
-                self._rate_limited(message, headers, after, error.code)
-            raise _Failure(self._endpoint.clean(message), status=status, code=error.code, retry_after=after) from None
+            if not self._reading.continuation:
+                self._turn.heard(headers)
+                if status == 429:
+                    self._rate_limited(message, headers, after, error.code)
+            raise _Failure(self.endpoint.clean(message), status=status, code=error.code, retry_after=after) from None
         if kind == "text/html" and status not in (401, 403):
             self._not_the_protocol(status, kind, "")
         self._refuse(message, status, error.code)
@@ -267,8 +311,8 @@ class Tries:
         stop = self._turn.refused(headers, after)
         if stop is None:
             return
-        self._failure = _Failure(self._endpoint.clean(message), status=429, code=code, retry_after=after)
-        if self._refused_for > self._request.deadline:
+        self._failure = _Failure(self.endpoint.clean(message), status=429, code=code, retry_after=after)
+        if self._refused_for > self.request.deadline:
             self._fail(ModelUnavailable, f"refused {self._refusals + 1} times for its rate limit, at last: {message}")
         self._refusals += 1
         self._refused_for += stop
@@ -292,16 +336,18 @@ class Tries:
     def _reported_error(self, body: Any) -> NoReturn:
         """An error in place of an answer, under status 200: its code decides, and unknown ones are worth a retry."""
         message, code = (body.get("message"), body.get("code")) if isinstance(body, dict) else (body, None)
-        what = self._endpoint.clean(f"the endpoint reported: {message or body}")
+        what = self.endpoint.clean(f"the endpoint reported: {message or body}")
+        code = code if isinstance(code, (str, int)) else None
         status = code if isinstance(code, int) else None
-        if code in FINAL_CODES or (status is not None and 400 <= status < 500 and status not in RETRIED):
+        if code in FINAL_REPORTS or (status is not None and 400 <= status < 500 and status not in RETRIED):
             self._refuse(what, status, code)
         raise _Failure(what, status=status, code=code) from None
 
     def _not_the_protocol(self, status: int, kind: str, what: str) -> NoReturn:
         self._fail(
             ModelProtocolError,
-            f"answered with status {status} and content type {kind or '(none)'}, which is no chat completion. {what}",
+            f"answered with status {status} and content type {kind or '(none)'}, "
+            f"which is no {self.endpoint.adapter.described}. {what}",
             status=status,
         )
 
@@ -317,7 +363,7 @@ class Tries:
         """Raise `kind`, without the chain of causes: those can hold headers, and so the key."""
         details = {
             **(details or {}),
-            "base_url": self._endpoint.shown_url,
+            "base_url": self.endpoint.shown_url,
             "retries": self._retries + self._refusals,
             "started_at": self._started_at,
             "duration": self._elapsed(),
@@ -328,29 +374,6 @@ class Tries:
         if status is not None:
             details["status"] = status
         if code is not None:
-            details["provider_code"] = self._endpoint.clean(str(code))
-        text = self._endpoint.clean(f"{self._endpoint.shown_url} {what}".strip())
+            details["provider_code"] = self.endpoint.clean(str(code))
+        text = self.endpoint.clean(f"{self.endpoint.shown_url} {what}".strip())
         raise kind(text if text.endswith((".", "…")) else f"{text}.", details=details) from None
-
-
-def retry_after_seconds(headers: Any, now: float) -> float | None:
-    """What `Retry-After-Ms` or `Retry-After` (seconds or an HTTP date) ask for; None without a readable one.
-
-    Args:
-        headers: a mapping with lower-case names.
-        now: seconds since 1970, for dates.
-    """
-    for name, unit in (("retry-after-ms", 1_000), ("retry-after", 1)):
-        text = headers.get(name)
-        if text is None:
-            continue
-        try:
-            seconds = float(text) / unit
-        except ValueError:
-            try:
-                seconds = parsedate_to_datetime(text).timestamp() - now
-            except (ValueError, OverflowError):
-                continue
-        if 0 <= seconds < float("inf"):
-            return seconds
-    return None

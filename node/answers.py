@@ -9,7 +9,7 @@ from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Work
 from understudy.records import ActivationId, ModelAnswer
 from understudy.store.db.session_row import ActiveSession
-from understudy.store.operations import activation, batches
+from understudy.store.operations import activation, model_calls
 from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis
@@ -42,11 +42,11 @@ class Answers:
         spare = None if slot is not None or ends_run else self._frames.take_spare(of.session_id, of.placement)
         ready, at, ended, leaves = Ready(of.session_id, of.placement, of.root_id), FENCED, False, False
 
-        def operation(tx: Transaction) -> tuple[batches.AnswerResult, Work | None, Work | None]:
+        def operation(tx: Transaction) -> tuple[model_calls.AnswerResult, Work | None, Work | None]:
             nonlocal at, ended, leaves
-            result = batches.answer(
+            result = model_calls.answer(
                 tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation,
-                ends_run=ends_run, purpose=of.purpose,
+                ends_run=ends_run, purpose=of.purpose, fetched=of.response_id,
             )  # fmt: skip
             row = tx.session(of.session_id)
             at, ended = row.activation, row.wait == "idle" or (result.ended and not result.repeated)
@@ -88,6 +88,15 @@ class Answers:
             self._frames.dispatch()
         elif result.won and offer.work is None and not ended:
             self._go_on(of, result, resident, current, woken)
+
+    async def identified(self, of: CallOrigin, response_id: str) -> None:
+        """Commit under which id the endpoint has the response to a call."""
+        await self._node.journal.submit(
+            lambda tx: model_calls.identify(
+                tx, of.session_id, of.incarnation, of.run_id, of.round, of.attempt, response_id
+            ),
+            of.session_id,
+        )
 
     async def lost(self, call: Call) -> None:
         """A call is lost with its gateway: whoever waits for its answer makes it again, as the next attempt. Or it
@@ -142,7 +151,7 @@ class Answers:
                 self._frames.supply.changed.set()
 
     def _go_on(
-        self, of: CallOrigin, result: batches.AnswerResult, resident: Slot | None, current: Work | None,
+        self, of: CallOrigin, result: model_calls.AnswerResult, resident: Slot | None, current: Work | None,
         woken: ActiveSession | None,
     ) -> None:  # fmt: skip
         """A run goes on with its answer: in the frame that waited for it, or in another one."""

@@ -30,6 +30,7 @@ class NodeConfig:
         host: the node's address, for whoever wants its metrics from elsewhere.
         serves_metrics: whether there is an HTTP server for them.
         prices: of models, for profiles that have none of their own.
+        command_directory: of commands in the background; empty where there can be none.
     """
 
     store: str
@@ -43,6 +44,7 @@ class NodeConfig:
     telemetry: Mapping[str, str] = field(default_factory=dict)
     serves_metrics: bool = True
     prices: Mapping[str, Price] = field(default_factory=dict)
+    command_directory: str = ""
 
 
 class NodeBasis:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
+from understudy.config import ModelProfile
 from understudy.errors import ServiceGone, UnderstudyError, UnknownSession
 from understudy.ports import ModelGateway
 from understudy.profiles import Profiles
@@ -91,6 +92,7 @@ class Calls:
         lost: told of a call that its gateway has died with, once it is forgotten here; and of one that lacks messages.
         grown: told of a session whose answer has grown.
         followed: whether somebody follows the answers of a session as they grow.
+        identified: commits the id under which the endpoint has the response to a call.
         verdicts: what frames have said of the calls beside which hooks run.
         attended: whether a frame is at a session, so that such a call will have its verdict.
         unattended: has a frame see to that of a call; False if no session waits for the call any more.
@@ -103,6 +105,7 @@ class Calls:
         profiles: Profiles,
         *,
         answered: Callable[[Call, ModelAnswer], Awaitable[None]],
+        identified: Callable[[CallOrigin, str], Awaitable[None]],
         lost: Callable[[Call], Awaitable[None]],
         grown: Callable[[str], None],
         followed: Callable[[str], bool],
@@ -115,6 +118,7 @@ class Calls:
         self._gateway = gateway
         self._profiles = profiles
         self._answered = answered
+        self._identified = identified
         self._lost = lost
         self._grown = grown
         self._followed = followed
@@ -172,11 +176,18 @@ class Calls:
             self._calls[call.key] = self._latest[session_id] = call
             self._of_session.setdefault(session_id, []).append(call)
             call.task = asyncio.get_running_loop().create_task(self._run(call))
+            self._identify_if_kept(call)
             said = self._verdicts.of(*call.key)
             if said is not None:
                 self._take_verdict(call, said)
             if self._followed(session_id):
                 self._follow(call)
+
+    async def register(self, profile: ModelProfile) -> None:
+        """Have the gateway learn a profile that this service has learned: calls may wait for it."""
+        for call in self.in_flight():
+            self._identify_if_kept(call)
+        await self.link.register(profile)
 
     def forget(self, call: Call) -> None:
         """The call's answer is committed: whoever comes to attach to it finds the answer in the store."""
@@ -268,7 +279,7 @@ class Calls:
                 return
             if call.origin.guarded:
                 answer = await self._judged(call, answer)
-            price = self._profiles.price(call.origin.profile, call.origin.model)
+            price = self._profiles.price(answer.profile or call.origin.profile, answer.model or call.origin.model)
             if price is not None:
                 answer = replace(answer, usage=replace(answer.usage, cost=price.cost(answer.usage)))
             try:
@@ -305,6 +316,29 @@ class Calls:
                     return answer
                 call.gateway = ""  # it made nothing of it
                 await self._completed(call)
+
+    def _identify_if_kept(self, call: Call) -> None:
+        if self._profiles.is_background(call.origin.profile):
+            self._tasks.alone(("response", call.origin.key), self._identify, call)
+
+    async def _identify(self, call: Call) -> None:
+        """Commit under which id the endpoint has the response, as soon as it is known: whoever takes the call over,
+        whatever has died, fetches that response instead of paying for another one."""
+        known = call.origin.response_id
+        while self._calls.get(call.key) is call:
+            attached = await self.link.attached()
+            if call.gateway != attached.gateway:  # it is about to be handed over, or lost
+                await asyncio.sleep(GROWTH_SECONDS)
+                continue
+            try:
+                response_id = await self._gateway.response(attached.number, call.origin.key, known)
+            except ServiceGone:
+                self.link.lost(attached)
+                continue
+            if not response_id:
+                return
+            await self._identified(call.origin, response_id)
+            known = response_id
 
     async def _judged(self, call: Call, answer: ModelAnswer) -> ModelAnswer:
         """What counts of an answer, once the hooks beside its call have said so. A call that failed, or is not wanted

@@ -19,7 +19,7 @@ from understudy.protocol import Exit, Judged, StepCall, Work
 from understudy.records import ActivationId
 from understudy.store.db.engine import now
 from understudy.store.db.session_row import ActiveSession
-from understudy.store.operations import activation, batches
+from understudy.store.operations import activation, holding
 from understudy.store.operations.activation import FrameRef
 from understudy.store.transaction import Transaction
 
@@ -405,5 +405,5 @@ class Frames:
 def current_work(tx: Transaction, held: ActivationId, frame_id: str, after_seq: int) -> Work:
     """The work of a live activation, for the frame that has it. Raises `Fenced` when it is over, or not its own."""
     row = tx.session(held.session_id)
-    batches.require_held(row, held, frame_id)
+    holding.require_held(row, held, frame_id)
     return activation.work(tx, row, after_seq)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 
 from understudy import logs
 from understudy.config import ModelProfile, Settings
-from understudy.ports import ModelGateway
+from understudy.errors import InvalidConfiguration
+from understudy.identifiers import digest
+from understudy.ports import ModelGateway, TaskRunner
 from understudy.reads import OwnerRecord
 from understudy.redaction import know, passwords
 from understudy.store.reads import queries
 from understudy.telemetry import header_values, telemetry_of
+from understudy.transport.channel import socket_directory
 
 from .basis import NodeConfig
+from .command_processes import COMMANDS_PREFIX
 from .gateway_link import Kill
 from .node_service import NodeService
 from .notices import Tell
+
+log = logging.getLogger(__name__)
 
 
 class NodeHost:
@@ -25,7 +32,7 @@ class NodeHost:
 
     def __init__(
         self, settings: Settings, node_id: str, span_directory: str, address: str, *, gateway: ModelGateway,
-        tell: Tell, kill: Kill,
+        tell: Tell, kill: Kill, runner: TaskRunner,
     ) -> None:  # fmt: skip
         os.umask(0o077)  # the store and the spans hold whole conversations
         # The exporters read their variables themselves. What the connect says comes before what this node has.
@@ -39,8 +46,9 @@ class NodeHost:
         self._config = NodeConfig(
             settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory,
             settings.schema_policy, address, telemetry, prices=settings.prices,
+            command_directory=_command_directory(settings.namespace, node_id),
         )  # fmt: skip
-        self._gateway, self._tell, self._kill = gateway, tell, kill
+        self._gateway, self._tell, self._kill, self._runner = gateway, tell, kill, runner
         self._service: NodeService | None = None
         self._starting = asyncio.Lock()
         self._started = False
@@ -52,7 +60,7 @@ class NodeHost:
         if not self._started:
             async with self._starting:
                 if self._service is None:
-                    self._service = NodeService(self._config, self._gateway, self._tell, self._kill)
+                    self._service = NodeService(self._config, self._gateway, self._tell, self._kill, self._runner)
                 if not self._started:
                     await self._service.start()
                     self._beating = asyncio.get_running_loop().create_task(self._beat())
@@ -100,3 +108,12 @@ class NodeHost:
         while True:
             self._last_beat = time.monotonic()
             await asyncio.sleep(0.5)
+
+
+def _command_directory(namespace: str, node_id: str) -> str:
+    """Where the node's commands in the background are found again; empty where there is no safe place for them."""
+    try:
+        return str(socket_directory() / f"{COMMANDS_PREFIX}{digest(namespace, node_id, size=8)}")
+    except (InvalidConfiguration, OSError) as error:
+        log.warning("there can be no commands in the background here: %s", error)
+        return ""

@@ -11,11 +11,13 @@ import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from understudy.commands import CommandOutput, StartCommand
 from understudy.protocol import Exit, Judged, News, StepCall, Work
 from understudy.rates import RateReport, RateShares
 from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
 from understudy.supervisor.ports import NodeReport, TakenUp
+from understudy.tool_tasks import TaskResult, ToolTask
 from understudy.transport.serving import Serving
 from understudy.transport.signatures import signature_of
 
@@ -78,6 +80,29 @@ class NodeCalls(ABC):
     async def blob(self, digest: str) -> bytes:
         """See `understudy.ports.Node.blob`; the supervisor asks for code as well."""
         return await (await self._node()).blob(digest)
+
+    async def task_service(self, frame_id: str) -> str:
+        """See `understudy.ports.Node.task_service`."""
+        del frame_id  # the socket compares it with the one that the caller has
+        return (await self._node()).tasks.service
+
+    async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:
+        """See `understudy.ports.Node.task`."""
+        return await (await self._node()).tasks.run(frame_id, activation, task, service)
+
+    async def end_task(self, frame_id: str, activation: ActivationId, call_id: str) -> None:
+        """See `understudy.ports.Node.end_task`."""
+        await (await self._node()).tasks.end(frame_id, activation, call_id)
+
+    async def start_command(self, frame_id: str, activation: ActivationId, wanted: StartCommand) -> str:
+        """See `understudy.ports.Node.start_command`."""
+        return await (await self._node()).commands.start(frame_id, activation, wanted)
+
+    async def read_command(
+        self, frame_id: str, activation: ActivationId, job: str, after: int | None, wait: float
+    ) -> CommandOutput:
+        """See `understudy.ports.Node.read_command`."""
+        return await (await self._node()).commands.read(frame_id, activation, job, after, wait)
 
     # Clients, and other nodes' services.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from understudy.config import ModelProfile
 from understudy.errors import Fenced
-from understudy.ports import ModelGateway
+from understudy.ports import CommandProcesses, ModelGateway, TaskRunner
 from understudy.protocol import Exit, Judged, StepCall, Work
 from understudy.reads import Note
 from understudy.records import INTERRUPTED_BY_STEER, Ack, ActivationId, Batch
@@ -22,13 +22,15 @@ from understudy.store.db.engine import now
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Committed
 from understudy.store.operations import batches, notes
-from understudy.store.operations.batches import require_held
+from understudy.store.operations.holding import require_held
 from understudy.store.transaction import Transaction
 
 from .answers import Answers
 from .basis import NodeBasis, NodeConfig
 from .calls import Calls
 from .claims import Claims
+from .command_processes import LocalCommands
+from .commands import Commands
 from .deaths import Deaths
 from .draining import Draining
 from .feed import Feed
@@ -44,6 +46,7 @@ from .specifications import Specifications
 from .sweep import Sweep
 from .take_up import TakeUp
 from .timers import Timers
+from .tool_tasks import NobodyRuns, ToolTasks
 from .verdicts import Verdicts
 
 
@@ -58,7 +61,8 @@ class NodeService(NodeBasis):
     """
 
     def __init__(
-        self, config: NodeConfig, gateway: ModelGateway, tell: Tell = alone, kill: Kill = never_killed
+        self, config: NodeConfig, gateway: ModelGateway, tell: Tell = alone, kill: Kill = never_killed,
+        runner: TaskRunner | None = None, processes: CommandProcesses | None = None,
     ) -> None:  # fmt: skip
         super().__init__(config, lambda committed: self._committed(committed))
         self.specifications = Specifications(self.reading)
@@ -72,6 +76,7 @@ class NodeService(NodeBasis):
         )  # fmt: skip
         self.calls = Calls(
             gateway, self.holder, self.profiles, answered=lambda *answer: self.answers.answered(*answer),
+            identified=lambda *response: self.answers.identified(*response),
             lost=lambda call: self.answers.lost(call), grown=lambda session_id: self.feed.delta(session_id),
             followed=lambda session_id: self.feed.is_streamed(session_id), verdicts=self.verdicts,
             attended=self.frames.attends, unattended=lambda call: self.answers.unattended(call), kill=kill,
@@ -79,23 +84,36 @@ class NodeService(NodeBasis):
         self.rates = NodeRates(self.calls.link, self.frames.supply.changed)
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.timers = Timers(self)
+        if processes is None and config.command_directory:
+            processes = LocalCommands(config.command_directory)
+        self.commands = Commands(self, processes)
         self.projection = Projection(
             self, partial(show_all, self, self.frames.paging, self.frames.supply, self.calls, self.rates)
         )
         self.draining = Draining(self, self.frames, self.calls, self.claims, self.interrupts)
         self.notices = Notices(
-            self, self.frames, self.calls, self.claims, self.interrupts, self.feed, self.timers, tell=tell,
+            self, self.frames, self.calls, self.claims, self.interrupts, self.feed, self.timers,
+            self.commands, tell=tell,
             sweep=lambda: self.sweep.run(0),
         )  # fmt: skip
         self.deaths = Deaths(
             self, self.frames, self.calls, self.claims, self.interrupts, self.specifications
         )  # fmt: skip
         self.take_up = TakeUp(
-            self, self.frames, self.calls, self.deaths, self.draining, self.notices, self.timers, self.projection
+            self,
+            self.frames,
+            self.calls,
+            self.deaths,
+            self.draining,
+            self.notices,
+            self.timers,
+            self.projection,
+            self.commands,
         )
+        self.tasks = ToolTasks(self, self.frames, runner or NobodyRuns())
         self.sweep = Sweep(
             self, self.frames, self.calls, self.interrupts, self.deaths, self.notices, self.take_up, self.timers,
-            self.feed,
+            self.feed, self.tasks, self.commands,
         )  # fmt: skip
         self.rounds = Rounds(self, self.frames, self.calls, self.claims, self.draining)
         self.answers = Answers(self, self.frames, self.calls, self.claims, self.draining)
@@ -108,6 +126,7 @@ class NodeService(NodeBasis):
         """
         await asyncio.to_thread(self.database.prepare, self.config.schema_policy)
         self.journal.start()
+        self.commands.open()
         await self.calls.link.start()
         await self.projection.start()
         self.spawn_task(self.sweep.sweeping())
@@ -119,15 +138,19 @@ class NodeService(NodeBasis):
         Whoever waits for a commit is cancelled. `close` lets go of what is open.
         """
         self.journal.abandon()
+        self.tasks.close()
         self._tasks.cancel()
         self.calls.abandon()
+        self.commands.close()
         self.projection.abandon()
 
     async def close(self) -> None:
         """Stop cleanly: what is unanswered stays a wait in the store. One that was abandoned only lets go of its store
         and its files."""
         await self.calls.close()
+        self.tasks.close()
         self._tasks.cancel()
+        self.commands.close()
         await self.projection.close()
         await self.reading.close()
         await self.journal.close()
@@ -206,7 +229,7 @@ class NodeService(NodeBasis):
     async def register(self, profile: ModelProfile) -> None:
         """Learn credentials. They stay in memory, here and at the gateway. Raises what `Profiles.learn` raises."""
         know(profile.api_key)
-        await self.calls.link.register(self.profiles.learn(profile))
+        await self.calls.register(self.profiles.learn(profile))
 
     def _committed(self, committed: Committed) -> None:
         self.projection.apply(committed)

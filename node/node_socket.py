@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 FRAME, CLIENT = "frame", "client"
 
 CALLS = {
-    FRAME: frozenset({"step", "commit", "reload", "interrupted", "judge", "specification", "memory", "blob"}),
+    FRAME: frozenset(
+        {"step", "commit", "reload", "interrupted", "judge", "specification", "memory", "blob"}
+        | {"task_service", "task", "end_task", "start_command", "read_command"}
+    ),
     CLIENT: frozenset({"request", "metrics_address"}),
 }
 """What each role may call."""

@@ -14,6 +14,7 @@ from understudy.store.reads import queries
 from .basis import NodeBasis
 from .calls import Calls
 from .claims import Claims
+from .commands import Commands
 from .feed import Feed
 from .frames import Frames
 from .interrupts import Interrupts
@@ -39,7 +40,7 @@ class Notices:
 
     def __init__(
         self, node: NodeBasis, frames: Frames, calls: Calls, claims: Claims, interrupts: Interrupts, feed: Feed,
-        timers: Timers, *, tell: Tell, sweep: Callable[[], Coroutine[Any, Any, None]],
+        timers: Timers, commands: Commands, *, tell: Tell, sweep: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:  # fmt: skip
         self._node = node
         self._frames = frames
@@ -48,6 +49,7 @@ class Notices:
         self._interrupts = interrupts
         self._feed = feed
         self._timers = timers
+        self._commands = commands
         self._tell = tell
         self._sweep = sweep
         self._untold: dict[str, None] = {}
@@ -64,6 +66,7 @@ class Notices:
         self._interrupt(committed.interrupted)
         self.act(committed.cancelled, committed.woken)
         self._timers.note(committed.timers.items())
+        self._commands.note(committed.commands)
         if committed.repeated:  # what the try before this one changed was not told: look everywhere
             self._feed.forget_all()
             self._node.spawn_task(self._sweep())
@@ -79,6 +82,7 @@ class Notices:
         self.act(news.cancelled, {})
         self._feed.forget(news.sessions)
         self._node.spawn_task(self._timers.look())
+        self._commands.look_if_needed()
         rows = await self._node.reading.active([self._node.config.node_id], session_ids=news.sessions)
         woken = {row.session_id: row for row in rows if self._calls.is_ready(row)}
         self.act(cancelled(rows), woken)  # earlier news may have got lost
@@ -150,6 +154,9 @@ class Notices:
             if session_id in killed:
                 frame_id, activation = killed[session_id]
                 news.killed[frame_id] = activation
+        for node_id in committed.commands:
+            if self._node.homes.elsewhere(node_id):
+                found.setdefault(node_id, News())
         return found
 
     def _condemn(self, killed: Mapping[str, ActivationId]) -> None:

@@ -14,7 +14,7 @@ from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Exit, StepCall, Work
 from understudy.records import Ack, ActivationId, Batch, ModelRequest
 from understudy.store.db.session_row import ActiveSession
-from understudy.store.operations import activation, batches
+from understudy.store.operations import activation, batches, holding, model_calls
 from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis
@@ -154,12 +154,11 @@ class Rounds:
             if request is not None and result.ack.replayed and result.wait == "model":
                 _require_waited_for(request, tx.session(batch.session_id))
             if request is not None and self._is_lost(batch, request, result):  # before the session leaves its frame
-                issued = activation.reissue(tx, batch.activation, slot.frame_id, self._node.holder, request.model)
+                issued = model_calls.reissue(tx, batch.activation, slot.frame_id, self._node.holder, request.model)
                 if issued is None:  # the run has ended, and with it a process that was for it only
                     result = replace(result, wait=None, over=is_isolated(slot.placement))
                 else:
-                    attempt, longest_reply = issued
-                    result = replace(result, attempt=attempt, longest_reply=longest_reply, holder=self._node.holder)
+                    result = replace(result, issued=issued, holder=self._node.holder)
             if leave or result.over or result.wait in PASSIVE_WAITS or _outlasted(slot, result.wait):
                 activation.park(tx, batch.activation)
             return result
@@ -270,7 +269,7 @@ class Rounds:
         asked."""
         try:
             await self._node.journal.submit(
-                lambda tx: batches.require_held(tx.session(held.session_id), held, slot.frame_id), held.session_id
+                lambda tx: holding.require_held(tx.session(held.session_id), held, slot.frame_id), held.session_id
             )
         except Fenced:
             self._frames.release(slot)
@@ -280,9 +279,9 @@ class Rounds:
 
     def _reissue(
         self, tx: Transaction, slot: Slot, held: ActivationId, request: ModelRequest
-    ) -> tuple[activation.Issued | None, bool]:
+    ) -> tuple[model_calls.Issued | None, bool]:
         """Make a lost call again, if it is still waited for; and whether the frame ends, since its run has."""
-        issued = activation.reissue(tx, held, slot.frame_id, self._node.holder, request.model)
+        issued = model_calls.reissue(tx, held, slot.frame_id, self._node.holder, request.model)
         ended = issued is None and tx.session(held.session_id).run_id != split_wait_key(request.wait_key)[1]
         if ended and is_isolated(slot.placement):
             activation.park(tx, held)
@@ -301,19 +300,20 @@ class Rounds:
         """Send the call out that the commit waits for, if it waits for one."""
         if result.wait != "model":
             return
-        issued = activation.Issued(result.attempt, result.longest_reply)
-        self._call(request, issued, batch.activation, placement, root_id)
+        self._call(request, result.issued, batch.activation, placement, root_id)
 
     def _call(
-        self, request: ModelRequest, issued: activation.Issued, of: ActivationId, placement: str, root_id: str
+        self, request: ModelRequest, issued: model_calls.Issued, of: ActivationId, placement: str, root_id: str
     ) -> None:
         """Send a call out, of a session that is claimed; a run that was asked to end, or interrupted, meanwhile aborts
         it."""
         _, run_id, round_number = split_wait_key(request.wait_key)
         request = request.limited_to(issued.longest_reply)
+        if issued.response_id:
+            request = structs.replace(request, response_id=issued.response_id)
         origin = CallOrigin(
             of.session_id, of.incarnation, run_id, round_number, issued.attempt, placement, root_id, request.profile,
-            request.model, request.ends_run, request.purpose, request.guarded,
+            request.model, request.ends_run, request.purpose, request.guarded, issued.response_id,
         )  # fmt: skip
         self._calls.start(Call(origin, request))
         if run_id in self._claims.cancelled.get(of.session_id, ()):

@@ -12,6 +12,7 @@ from understudy.store.reads import queries
 
 from .basis import NodeBasis
 from .calls import Calls
+from .commands import Commands
 from .deaths import Deaths
 from .feed import Feed
 from .frames import Frames
@@ -20,6 +21,7 @@ from .notices import Notices, cancelled
 from .paging import Ready, Slot
 from .take_up import TakeUp, in_chunks
 from .timers import Timers
+from .tool_tasks import ToolTasks
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class Sweep:
 
     def __init__(
         self, node: NodeBasis, frames: Frames, calls: Calls, interrupts: Interrupts, deaths: Deaths, notices: Notices,
-        take_up: TakeUp, timers: Timers, feed: Feed,
+        take_up: TakeUp, timers: Timers, feed: Feed, tasks: ToolTasks, commands: Commands,
     ) -> None:  # fmt: skip
         self._node = node
         self._frames = frames
@@ -50,6 +52,8 @@ class Sweep:
         self._take_up = take_up
         self._timers = timers
         self._feed = feed
+        self._tasks = tasks
+        self._commands = commands
         self.swept = 0
 
     async def sweeping(self) -> None:
@@ -76,9 +80,11 @@ class Sweep:
             self._feed.at_home((row.session_id for row in rows), gone)
             self._notices.act(cancelled(rows), {})
             await self._end_what_is_over(age)
+            await self._tasks.look()
             async for row in in_chunks(rows):
                 await self._swept(row, age, cared_for, resting)
             await self._timers.look()
+            self._commands.look_if_needed()
         except StaleGeneration as error:
             self._node.stale(error)
         except UnderstudyError as error:

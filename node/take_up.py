@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 
 from understudy.errors import StaleGeneration
 from understudy.store.db.session_row import ActiveSession
-from understudy.store.operations import activation, draining
+from understudy.store.operations import activation, commands, draining
 from understudy.store.transaction import Transaction
 from understudy.supervisor.ports import TakenUp
 
 from .basis import NodeBasis
 from .calls import Calls
+from .commands import Commands
 from .deaths import Deaths
 from .draining import Draining
 from .frames import Frames
@@ -31,7 +32,7 @@ class TakeUp:
 
     def __init__(
         self, node: NodeBasis, frames: Frames, calls: Calls, deaths: Deaths, draining: Draining, notices: Notices,
-        timers: Timers, projection: Projection,
+        timers: Timers, projection: Projection, commands: Commands,
     ) -> None:  # fmt: skip
         self._node = node
         self._frames = frames
@@ -42,6 +43,7 @@ class TakeUp:
         self._notices = notices
         self._timers = timers
         self._projection = projection
+        self._commands = commands
         self._begun = self._done = (0, 0)
 
     async def run(self, generation: int, number: int, nodes: list[str]) -> TakenUp:
@@ -90,6 +92,7 @@ class TakeUp:
         async for row in in_chunks(rows):
             resumed += await self._take_up_session(row)
         await self._timers.look()
+        self._commands.look_soon()
         return TakenUp(len(rows), resumed, len(adopted))
 
     async def adopt(self, home: str, nodes: list[str]) -> list[str]:
@@ -100,7 +103,10 @@ class TakeUp:
             # While it waited the next generation may have begun: then `nodes` lacks those that have joined since.
             if tx.generation != generation:
                 raise StaleGeneration(f"generation {generation} is over")
-            return activation.adopt(tx, home, nodes), draining.drains(tx)
+            adopted = activation.adopt(tx, home, nodes)
+            if home == nodes[0]:
+                commands.lost(tx, nodes)
+            return adopted, draining.drains(tx)
 
         adopted, drains = await self._node.journal.submit(operation)
         self._draining.told(drains)

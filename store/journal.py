@@ -61,6 +61,7 @@ class Committed:
         timers: when each timer that was set is due, by session and name.
         cancelled: which run of each session was asked to end.
         interrupted: which run of each session was interrupted by a steer.
+        commands: nodes with commands in the background of which something was written.
         killed: frames that must end, with the activation whose run was ended by force.
         repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
     """
@@ -72,6 +73,7 @@ class Committed:
     written: dict[str, tuple[int, SessionRow]]
     timers: dict[tuple[str, str], int]
     killed: dict[str, ActivationId]
+    commands: dict[str, None]
     operations: int
     seconds: float
     repeated: bool = False
@@ -330,7 +332,8 @@ class Journal:
         if tx.writer_seq is not None:
             self.writer_seq, self._end_known, self._doubted = tx.writer_seq, True, False
         return Committed(
-            tx.committed_events, tx.woken, tx.cancelled, tx.interrupted, tx.written, tx.timers, tx.killed, count, 0.0,
+            tx.committed_events, tx.woken, tx.cancelled, tx.interrupted, tx.written, tx.timers, tx.killed, tx.commands,
+            count, 0.0,
             repeated=unnoticed or any(submitted.tried for submitted in group),
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from .db.prepared import Row, Statements, cursor_of, pipelined
 from .db.session_row import SessionRow
 from .db.statements import (
     ACCOUNT,
+    COMMAND,
     EVENT,
     INBOX,
     LOADED_AT_ONCE,
@@ -43,7 +44,7 @@ from .db.statements import (
 from .entries import event_row, message_row, stamped
 from .pending import Pending, seldom_of
 
-OF_SESSION = (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION)
+OF_SESSION = (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, COMMAND)
 
 
 class Transaction:
@@ -63,6 +64,7 @@ class Transaction:
         interrupted: which run of each session was interrupted by a steer here.
         timers: when each timer that was set here is due, by session and name.
         killed: activations whose run was ended by force here, by the frame whose process must go.
+        commands: nodes with commands in the background of which something was written here.
         stopping: sub-agents that their group stops, which are asked to end one after the other.
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
@@ -98,6 +100,7 @@ class Transaction:
         self.interrupted: dict[str, Interrupted] = {}
         self.timers: dict[tuple[str, str], int] = {}
         self.killed: dict[str, ActivationId] = {}
+        self.commands: dict[str, None] = {}
         self.stopping: list[str] = []
         self.written: dict[str, tuple[int, SessionRow]] = {}
         self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")
@@ -220,6 +223,11 @@ class Transaction:
         self.load(session_ids)
         self._note_removal(max(self.session(session_id).incarnation for session_id in session_ids))
         self.flush()
+        mine = (COMMAND.c.namespace == self.namespace, COMMAND.c.session_id.in_(session_ids))
+        nodes = self.connection.execute(
+            select(COMMAND.c.node_id).where(*mine, COMMAND.c.ended_at == 0).distinct().order_by(COMMAND.c.node_id)
+        )
+        self.commands.update(dict.fromkeys(nodes.scalars()))
         for start in range(0, len(session_ids), LOADED_AT_ONCE):
             some = session_ids[start : start + LOADED_AT_ONCE]
             for table in (*OF_SESSION, SESSION):

@@ -8,11 +8,14 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from understudy.actors.approval import SHELL_TOOLS
+from understudy.actors.tools import builtin
 from understudy.config import OFFLINE_MODEL, ModelProfile, Settings, model_profile_from_environment
+from understudy.confinement import confinement_of
 from understudy.environment import for_tools
 from understudy.errors import InvalidInput, ModelProfileMissing, RunFailed
 from understudy.identifiers import new_identifier
@@ -45,6 +48,7 @@ class Request:
         points: how many runs with a death; None for all.
         only: the tool whose calls alone are interrupted.
         timeout: seconds for each run.
+        blobs: the agent's skills, by hash.
     """
 
     spec: dict[str, Any]
@@ -53,6 +57,7 @@ class Request:
     points: int | None = None
     only: str | None = None
     timeout: float = 600.0
+    blobs: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def requested(
     tools = declared(compiled.spec)
     if only is not None and only not in tools:
         raise InvalidInput(f"the agent has no tool {only!r}; it has: {', '.join(tools) or 'none'}")
-    return Request(approved(compiled.spec), agent.directory, content, points, only, timeout)
+    return Request(approved(compiled.spec), agent.directory, content, points, only, timeout, compiled.blobs)
 
 
 def approved(spec: dict[str, Any]) -> dict[str, Any]:
@@ -112,10 +117,15 @@ def approved(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def reaches_outside(spec: dict[str, Any]) -> list[str]:
-    """The tools whose effects are not confined to the workspace: the user's own, and `bash`; all hooks, and memory
-    providers."""
+    """The tools whose effects are not confined to the workspace: the user's own, unless they run in a sandbox, and
+    `bash` without one; all hooks, and memory providers."""
+    confinement = confinement_of(spec)
+    confined = confinement.backend != "none" and not confinement.network
     found = {
-        tool["name"] for tool in spec["tools"] if "builtin" not in tool["source"] or tool["source"]["builtin"] == "bash"
+        tool["name"]
+        for tool in spec["tools"]
+        if not (confined and (tool.get("sandbox") or builtin(tool) in SHELL_TOOLS))
+        and (builtin(tool) is None or builtin(tool) in SHELL_TOOLS)
     }
     found.update(hook["name"] for hook in spec.get("hooks", ()))
     found.update(provider["name"] for provider in (spec.get("memory") or {}).get("providers", ()))
@@ -233,7 +243,7 @@ class Certification:
         working = _one_at_a_time(self._workspaces.redirected(spec))
         try:
             async with Stage(directory, gateway, self._processes, record) as stage:
-                await stage.run(session_id, working, self._request.content, self._request.timeout)
+                await stage.run(session_id, working, self._request.blobs, self._request.content, self._request.timeout)
             record.files = self._workspaces.snapshot()
         finally:
             if self._keep:
@@ -293,7 +303,7 @@ async def _registered(gateway: Recorder, spec: dict[str, Any]) -> AsyncIterator[
         raise ModelProfileMissing(f"no credentials for model profile {sorted(missing)[0]!r}: no key is set")
     for name in missing:
         assert own is not None
-        gateway.register(ModelProfile(name, own.api_key, own.base_url))
+        gateway.register(replace(own, name=name))
     if OFFLINE_MODEL not in names:
         yield
         return

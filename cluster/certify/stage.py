@@ -167,12 +167,18 @@ class Stage:
         await self._service.close()
         await self._calls.close()
 
-    async def run(self, session_id: str, spec: dict[str, Any], content: str, timeout: float) -> None:
-        """Work on an input to its end, or until `timeout` seconds have passed, and record what became of it."""
+    async def run(
+        self, session_id: str, spec: dict[str, Any], blobs: dict[str, bytes], content: str, timeout: float
+    ) -> None:  # fmt: skip
+        """Work on an input to its end, or until `timeout` seconds have passed, and record what became of it.
+
+        Args:
+            blobs: what the specification needs beside itself, by hash.
+        """
         record = self._record
         self._root = session_id
         self._names[session_id] = spec["name"]
-        await self._requests.spawn(NewSession(session_id, spec), {})
+        await self._requests.spawn(NewSession(session_id, spec), blobs)
         try:
             async with asyncio.timeout(timeout):
                 run = await self._ended(session_id, content)

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from understudy.errors import InvalidInput
+from understudy.json_text import jsonable
 
 from .command import Json, command, counted, print_json
 from .rendering import escape
@@ -24,19 +26,46 @@ def agents() -> None:
     """Look after files of agents."""
 
 
+@app.command("list")
+@command
+def list_(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where the files are.", exists=True, file_okay=False)
+    ] = Path(),
+    json: Json = False,
+) -> int:
+    """List the agents' files of a directory, as they are written: no code is imported, and nothing is checked.
+
+    \b
+    understudy agents list agents/
+    """
+    from ..client.agent_listing import list_agents
+
+    found = list_agents(directory)
+    if json:
+        print_json({"agents": [jsonable(agent) for agent in found]})
+        return 0
+    table = Table("file", "name", "model", "tools", "what it is for", box=None, header_style="bold", pad_edge=False)
+    for agent in found:
+        what = f"[red]{escape(agent.problem)}[/red]" if agent.problem else escape(agent.description)
+        table.add_row(*map(escape, (agent.file, agent.name, agent.model or "", ", ".join(agent.tools))), what)
+    Console(highlight=False).print(table)
+    return 0
+
+
 @app.command()
 @command
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="agent.toml or .json, one or several.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="agent.md, .toml or .json, one or several.")],
     json: Json = False,
 ) -> int:
-    """Check agents' files: every problem of every file, with its field.
+    """Check agents' files: every problem of every file, with its field, and in markdown with its line.
 
     The modules of their tools and hooks are imported, which runs their code.
 
     \b
     understudy agents check agent.toml
-    understudy agents check agents/*.toml
+    understudy agents check agents/*
     understudy agents check agent.toml --json
 
     Exit codes: 0 all can be used, 1 one can't, 2 wrong usage.
@@ -51,6 +80,8 @@ def check(
         problems = item["problems"]
         state = f"[red]{counted(len(problems), 'problem')}[/red]" if problems else "[green]ok[/green]"
         console.print(f"{escape(item['file'])}: {state} {escape(item['summary'])}".rstrip(), soft_wrap=True)
+        if "sandbox" in item:
+            console.print(f"  sandbox here: {escape(item['sandbox'])}", soft_wrap=True)
         for problem in problems:
             console.print(f"  [bold]{escape(problem['field'])}[/bold]: {escape(problem['problem'])}", soft_wrap=True)
     return 0 if ok else 1
@@ -58,6 +89,7 @@ def check(
 
 def _checked(file: Path) -> dict[str, Any]:
     from ..client.agent_file import read_agent
+    from ..client.checking import sandbox_for
 
     try:
         with _alone(file.resolve().parent):
@@ -65,9 +97,12 @@ def _checked(file: Path) -> dict[str, Any]:
     except InvalidInput as error:
         problems = error.details.get("problems") or [{"field": "(file)", "problem": error.message}]
         return {"file": str(file), "name": None, "summary": "", "problems": problems}
-    has = [(spec.tools, "tool"), (spec.hooks, "hook"), (spec.agents, "sub-agent"), (spec.handoffs, "handoff")]
+    has = [(spec.tools, "tool"), (spec.skills, "skill folder"), (spec.hooks, "hook"), (spec.agents, "sub-agent")]
+    has += [(spec.handoffs, "handoff")]
     parts = ", ".join([spec.name, *(counted(len(found), noun) for found, noun in has if found)])
-    return {"file": str(file), "name": spec.name, "summary": parts, "problems": []}
+    sandbox = sandbox_for(spec)
+    found = {"file": str(file), "name": spec.name, "summary": parts, "problems": []}
+    return {**found, "sandbox": sandbox} if sandbox else found
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from understudy.config import (
     state_home,
 )
 from understudy.errors import UnderstudyError
+from understudy.profiles import DEFAULT_BASE_URLS
 from understudy.profiles import check as check_profile
 from understudy.protocol import ServiceDirectory, unpacked
 from understudy.store.db.engine import Database
@@ -27,6 +28,7 @@ from understudy.store.reads import queries
 from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
 
 from ..client import background
+from ..client.checking import sandbox_here
 from ..ray.own_ray import connect_ray, running_address
 from ..ray.ray_edge import RAY_VERSION, settle
 from ..ray.services import supervisor_handle
@@ -56,6 +58,7 @@ def examine(store: str | None) -> list[Check]:
     checks.append(_model(settings))
     checks.append(_guarded("store", lambda: _store(settings)))
     checks.append(_disk())
+    checks.append(Check("sandbox", True, sandbox_here()))  # agents without `bash` need none
     try:
         address = running_address()
     except UnderstudyError as error:
@@ -90,7 +93,9 @@ def _spans(settings: Settings) -> str:
 
 def _model(settings: Settings) -> Check:
     if settings.model == OFFLINE_MODEL:
-        return Check("model", True, "offline (deterministic, local; set OPENAI_API_KEY for a real one)")
+        return Check(
+            "model", True, "offline (deterministic, local; set OPENAI_API_KEY or ANTHROPIC_API_KEY for a real one)"
+        )
     try:
         profile = model_profile_from_environment()
         if profile is not None:
@@ -98,9 +103,12 @@ def _model(settings: Settings) -> Check:
     except UnderstudyError as error:
         return Check("model", False, error.message, error.hint)
     if profile is None:
-        advice = "Set OPENAI_API_KEY (and OPENAI_BASE_URL for other endpoints), or UNDERSTUDY_MODEL=offline."
+        advice = (
+            "Set OPENAI_API_KEY (and OPENAI_BASE_URL for other endpoints) or ANTHROPIC_API_KEY, or "
+            "UNDERSTUDY_MODEL=offline."
+        )
         return Check("model", False, f"{settings.model} without a key", advice)
-    where = os.environ.get("OPENAI_BASE_URL") or "the openai package's default endpoint"
+    where = (profile.base_url or DEFAULT_BASE_URLS[profile.protocol]).partition("?")[0]
     return Check("model", True, f"{settings.model} at {where}")
 
 

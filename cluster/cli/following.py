@@ -345,7 +345,10 @@ PROGRESS: dict[type[Event], Callable[..., tuple[str, str] | None]] = {
     SessionActivated: _activated,
     SessionMoved: lambda _: ("! the session goes on at another node", "magenta"),
     SessionQuarantined: lambda event: (f"! the session is given up: {event.reason}", "red"),
-    ModelCallReissued: lambda _: ("! the model call was lost with its gateway, and is made again", "magenta"),
+    ModelCallReissued: lambda event: (
+        f"! the model call was lost with its gateway, and is {'fetched' if event.response_id else 'made'} again",
+        "magenta",
+    ),
     ModelCallFailed: lambda event: (f"! the model call failed: {event.error_message or event.error_code}", "yellow"),
     AgentHandedOff: lambda event: (
         f"> {event.from_agent} hands off to {event.to_agent}{f': {event.reason}' if event.reason else ''}",

@@ -20,11 +20,13 @@ from . import (
     certify_command,
     console_command,
     dashboards_command,
+    mcp_command,
     notes_command,
     rendering,
     run_command,
     steering_commands,
     store_commands,
+    tools_command,
     top_command,
     trace_command,
     up_command,
@@ -44,7 +46,9 @@ app = typer.Typer(
 )
 
 app.command()(run_command.run)
+app.command()(mcp_command.mcp)
 app.add_typer(agents_command.app, name="agents")
+app.add_typer(tools_command.app, name="tools")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(approve_command.approve)

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from understudy.protocol import content_problem
 
 from .command import TERMINATED, Json, Store, Terminated, command, connected, errors, print_json
 from .rendering import escape
+from .tools_command import known_tools
 
 if TYPE_CHECKING:
     from understudy.spec import AgentSpec
@@ -36,11 +38,12 @@ WAITS = 3
 OFFLINE = "the model is `offline`, which only echoes: OPENAI_API_KEY, OPENAI_BASE_URL and UNDERSTUDY_MODEL name another"
 
 
-def _tools(incomplete: str) -> list[str]:
-    """Names of tools, for the shell's completion."""
-    from ..client.agent_options import known_tools
+class SandboxName(StrEnum):
+    """The backends of `AgentSpec.sandbox`."""
 
-    return [name for name in known_tools() if name.startswith(incomplete)]
+    auto = "auto"
+    bubblewrap = "bubblewrap"
+    none = "none"
 
 
 @command
@@ -50,20 +53,23 @@ def run(
     ] = None,
     agent: Annotated[
         Path | None,
-        typer.Option("--agent", "-a", metavar="FILE", help="agent.toml or .json.", exists=True, dir_okay=False),
+        typer.Option("--agent", "-a", metavar="FILE", help="agent.md, .toml or .json.", exists=True, dir_okay=False),
     ] = None,
     tool: Annotated[
         list[str] | None,
         typer.Option(
             "--tool",
             "-t",
-            help="A built-in tool, a group (`files`), or module:function. Repeatable.",
-            autocompletion=_tools,
+            help="A built-in tool, a group (`files`), module:function or DISTRIBUTION:NAME. Repeatable.",
+            autocompletion=known_tools,
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Default: UNDERSTUDY_MODEL, or `offline` without a key.")] = None,
     instructions: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    allow_bash: Annotated[bool, typer.Option("--allow-bash", help="Give it `bash`: it may run any command.")] = False,
+    allow_bash: Annotated[bool, typer.Option("--allow-bash", help="Give it `bash`, in its sandbox.")] = False,
+    sandbox: Annotated[
+        SandboxName | None, typer.Option(help="In what `bash` runs; `none`: it may do whatever you may.")
+    ] = None,
     max_rounds: Annotated[int | None, typer.Option(help="Model calls at most.", min=1, max=10_000)] = None,
     budget_tokens: Annotated[int | None, typer.Option(help="Tokens at most, sub-agents included.", min=1)] = None,
     output_schema: Annotated[
@@ -94,7 +100,8 @@ def run(
     from ..client.agent_options import AgentOptions
 
     options = AgentOptions(
-        agent, tuple(tool or ()), model, instructions, allow_bash, max_rounds, budget_tokens, output_schema
+        agent, tuple(tool or ()), model, instructions, allow_bash,
+        sandbox.value if sandbox else None, max_rounds, budget_tokens, output_schema
     )  # fmt: skip
     spec, text = options.read(Path.cwd())
     content = sys.stdin.read() if prompt == "-" else prompt if prompt is not None else text

@@ -232,7 +232,9 @@ def incident(item: Wire) -> Text:
         "session_activated": lambda: f"{data['cause']} after {age(data['down'])}, pid {data['pid']}",
         "session_quarantined": lambda: f"quarantined: {data['reason']}",
         "run_finished": lambda: f"run {data['status']}: {data['error_message'] or data['error_code']}",
-        "model_call_reissued": lambda: f"model call asked again, attempt {data['attempt']}",
+        "model_call_reissued": lambda: (
+            f"model call {'fetched' if data.get('response_id') else 'asked'} again, attempt {data['attempt']}"
+        ),
         "tool_in_doubt": lambda: f"{data['tool']} in doubt: {data['policy']}",
         "input_requested": lambda: f"asks: {data['prompt']}",
         "child_restarted": lambda: f"starts a sub-agent again ({data['status']})",

@@ -1,22 +1,19 @@
-"""An agent as a file: the fields of `AgentSpec` in TOML or JSON, its tools by name or import path, its hooks and output
-type by import path."""
+"""An agent as a file: the fields of `AgentSpec` in markdown, TOML or JSON; tools, hooks and memory providers by name or
+import path, other agents by the paths of their files."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.actors.tools import tool_name_problem
-from understudy.errors import InvalidInput, InvalidSpec
+from understudy.errors import InvalidSpec
 from understudy.manifest import AGENTS
 from understudy.spec import AgentSpec, described
 
+from .agent_resolving import Resolving
+from .agent_text import read_text
 from .checking import agent_problems
 
 PLACEHOLDER = "agent"
@@ -38,23 +35,22 @@ class AgentFile:
 
 
 def read_agent(path: Path) -> AgentFile:
-    """Read an agent. A tool is a name (`files`) or `module:function`, a hook is `module:function`, an output type a
-    table with a JSON Schema or `module:Class`; the module is found from the file's directory.
+    """Read an agent. A tool is a name (`files`), `module:function` or `DISTRIBUTION:NAME`, a hook one of the latter, an
+    output type a table with a JSON Schema or `module:Class`; modules are found from the file's directory. Another agent
+    is a table, or the path of its file.
 
     Its modules are imported, so this runs code of the file's owner.
 
     Raises:
-        InvalidInput: the file can't be read, or is neither TOML nor JSON.
+        InvalidInput: the file can't be read, or is not what its name says.
         InvalidSpec: with every problem in `details["problems"]`.
     """
-    data = _parsed(path)
-    directory = path.resolve().parent
-    import_from(directory)
-    problems: list[dict[str, str]] = []
-    given = data.pop("input", None)
+    text, resolving = read_text(path), Resolving()
+    problems = resolving.problems
+    given = text.fields.get("input")
     if given is not None and not (isinstance(given, str) and given):
         problems.append({"field": "input", "problem": "must be a text"})
-    resolved = _resolved(data, directory, "", problems)
+    resolved = resolving.file(path, text)
     spec: AgentSpec | None = None
     try:
         spec = AgentSpec.parse(resolved)
@@ -63,15 +59,13 @@ def read_agent(path: Path) -> AgentFile:
         problems += error.details.get("problems") or [{"field": "(whole)", "problem": error.message}]
         problems += _new(_beyond(resolved, problems), problems)
     if problems or spec is None:
-        raise InvalidSpec(described(str(path), problems), details={"problems": problems})
-    return AgentFile(spec, directory, given)
+        found = [_placed(problem, resolving.where(problem["field"])) for problem in problems]
+        raise InvalidSpec(described(str(path), found), details={"problems": found})
+    return AgentFile(spec, path.resolve().parent, given)
 
 
-def import_from(directory: Path) -> None:
-    """Let modules be found from a directory."""
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
-    importlib.invalidate_caches()
+def _placed(problem: dict[str, str], where: str) -> dict[str, str]:
+    return {**problem, "problem": f"{problem['problem']} ({where})"} if where else problem
 
 
 def _new(found: Iterable[dict[str, str]], told: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -93,9 +87,14 @@ def _beyond(resolved: dict[str, Any], told: list[dict[str, str]]) -> list[dict[s
 
 def _drop(agent: Any, place: list[str]) -> None:
     """Leave out the field of an agent, or of one below it, that this place is in. Tools and hooks that can't be found
-    are left out already."""
-    while place[0] in AGENTS and len(place) > 2 and isinstance(agent, dict) and isinstance(agent[place[0]], list):
-        agent, place = agent[place[0]][int(place[1])], place[2:]
+    are left out already, and an agent whose file can't be read has another one in its place."""
+    while place[0] in AGENTS and len(place) > 1 and isinstance(agent, dict) and isinstance(agent.get(place[0]), list):
+        below = agent[place[0]][int(place[1])]
+        if len(place) == 2:
+            if isinstance(below, dict):
+                return
+            break
+        agent, place = below, place[2:]
     if isinstance(agent, dict) and not (place[0] in ("tools", "hooks") and len(place) > 1):
         agent.pop(place[0], None)
 
@@ -111,96 +110,3 @@ def _named(table: dict[str, Any], name: str = PLACEHOLDER) -> dict[str, Any]:
             ]
             table = {**table, kind: named}
     return {"name": name, **table}
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    kind = "JSON" if path.suffix == ".json" else "TOML"
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if kind == "JSON" else tomllib.loads(text)
-    except OSError as error:
-        raise InvalidInput(f"{path} can't be read: {error.strerror}") from None
-    except ValueError as error:  # that of UTF-8, TOML and JSON alike
-        raise InvalidInput(f"{path} is not {kind}: {error}") from None
-    if not isinstance(data, dict):
-        raise InvalidInput(f"{path} must hold an object of fields, not {type(data).__name__}")
-    return data
-
-
-def _resolved(table: dict[str, Any], directory: Path, place: str, problems: list[dict[str, str]]) -> dict[str, Any]:
-    """The table with functions for import paths and absolute directories, and those of the agents in it."""
-    found = dict(table)
-    workspace = found.get("workspace")
-    if isinstance(workspace, str):
-        location = directory / Path(workspace).expanduser()
-        found["workspace"] = str(location)
-        if not location.is_dir():
-            problems.append({"field": f"{place}workspace", "problem": f"{location} is not a directory"})
-    for kind, find in (("tools", find_tool), ("hooks", _find_hook)):
-        if not isinstance(table.get(kind), list):
-            continue
-        found[kind] = []
-        for index, item in enumerate(table[kind]):
-            try:
-                found[kind].append(find(item) if isinstance(item, str) else item)
-            except InvalidInput as error:
-                problems.append({"field": f"{place}{kind}.{index}", "problem": error.message})
-    if isinstance(found.get("output_type"), str):
-        try:
-            found["output_type"] = _imported(found["output_type"])
-        except InvalidInput as error:
-            problems.append({"field": f"{place}output_type", "problem": error.message})
-    memory = found.get("memory")
-    if isinstance(memory, dict) and isinstance(memory.get("providers"), list):
-        found["memory"] = {**memory, "providers": []}
-        for index, item in enumerate(memory["providers"]):
-            try:
-                provider = _function(item, kind="memory") if isinstance(item, str) else item
-                found["memory"]["providers"].append(provider)
-            except InvalidInput as error:
-                problems.append({"field": f"{place}memory.providers.{index}", "problem": error.message})
-    for kind in AGENTS:
-        if isinstance(found.get(kind), list):
-            found[kind] = [
-                _resolved(agent, directory, f"{place}{kind}.{index}.", problems) if isinstance(agent, dict) else agent
-                for index, agent in enumerate(found[kind])
-            ]
-    return found
-
-
-def find_tool(name: str) -> Any:
-    """The function at an import path; the name of a tool that comes with Understudy, or of a group, as it is.
-
-    Raises:
-        InvalidInput: there is none, or the function is no tool.
-    """
-    if ":" in name:
-        return _function(name, kind="tool")
-    problem = tool_name_problem(name)
-    if problem is not None:
-        raise InvalidInput(f"{problem}; your own: module:function")
-    return name
-
-
-def _find_hook(name: str) -> Any:
-    return _function(name, kind="hook")
-
-
-def _imported(name: str) -> Any:
-    """What is at an import path."""
-    module, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        raise InvalidInput(f"{name!r} can't be imported: {type(error).__name__}: {error}") from None
-    return found
-
-
-def _function(name: str, *, kind: str) -> Any:
-    """The tool or hook at an import path."""
-    found = _imported(name)
-    if not hasattr(found, f"__understudy_{kind}__"):
-        raise InvalidInput(f"{name!r} is no function decorated with @{kind}")
-    return found

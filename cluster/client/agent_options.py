@@ -9,20 +9,31 @@ from typing import Any
 
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, tool_names
 from understudy.errors import InvalidInput, InvalidSpec
+from understudy.skills import LOAD_SKILL
 from understudy.spec import AgentSpec, Budget, listed
 
-from .agent_file import find_tool, import_from, read_agent
+from .agent_file import read_agent
+from .agent_resolving import import_from
 from .checking import agent_problems
+from .extensions import extensions, find_tool
 
 DEFAULT_NAME = "assistant"
 
-IN_WORKSPACE = frozenset(BUILTIN_TOOLS) | {group for group, names in TOOL_GROUPS.items() if {*names} & {*BUILTIN_TOOLS}}
+WORKERS = frozenset(BUILTIN_TOOLS) - {LOAD_SKILL, "web_fetch"}
+
+IN_WORKSPACE = WORKERS | {group for group, names in TOOL_GROUPS.items() if {*names} & WORKERS}
 """Tools that work in a directory, and groups that have some."""
 
 
 def known_tools() -> list[str]:
-    """Names of tools and groups that an agent may have."""
-    return tool_names()
+    """Names of tools and groups that an agent may have, those of installed packages among them."""
+    return [*tool_names(), *extensions("tools")]
+
+
+def import_here(name: str) -> None:
+    """Have modules found from the current directory, if a tool is named by an import path."""
+    if ":" in name:
+        import_from(Path.cwd())
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,7 @@ class AgentOptions:
     Attributes:
         file: an agent's file; the options below go over its fields, `tools` are added.
         allow_bash: the agent has `bash`.
+        sandbox: the backend of its sandbox.
         budget_tokens: of the session and all below it.
         output_schema: a file with the JSON Schema that the answer must fit.
     """
@@ -41,6 +53,7 @@ class AgentOptions:
     model: str | None = None
     instructions: str | None = None
     allow_bash: bool = False
+    sandbox: str | None = None
     max_rounds: int | None = None
     budget_tokens: int | None = None
     output_schema: Path | None = None
@@ -83,14 +96,16 @@ class AgentOptions:
                 problems.append({"field": "--tool", "problem": error.message})
             else:
                 tools += [found] if found not in tools else []
-        if self.allow_bash and "bash" not in tools:
+        if self.allow_bash and not any(
+            "bash" in TOOL_GROUPS.get(item, (item,)) for item in tools if isinstance(item, str)
+        ):
             tools.append("bash")
-        if "bash" in self.tools and not (self.allow_bash or given.get("allow_bash")):
-            problems.append({"field": "--tool", "problem": "bash runs any command: say --allow-bash instead"})
         if problems:
             raise InvalidInput(listed(problems), details={"problems": problems})
         changed: dict[str, Any] = {"tools": tools, "model": self.model, "instructions": self.instructions}
-        changed |= {"allow_bash": self.allow_bash or None, "max_rounds": self.max_rounds}
+        changed["max_rounds"] = self.max_rounds
+        if self.sandbox is not None:
+            changed["sandbox"] = {**dict(given.get("sandbox") or {}), "backend": self.sandbox}
         if self.output_schema is not None:
             changed["output_type"] = _schema(self.output_schema)
         if self.budget_tokens is not None:

@@ -6,13 +6,16 @@ from typing import Any
 
 from understudy.actors.hooks import describe_hook
 from understudy.actors.providers import describe_provider
+from understudy.actors.sandbox import sandbox_here as sandbox_here
 from understudy.actors.tools import describe
 from understudy.errors import InvalidSpec
 from understudy.spec import AgentSpec
 
 from .compiling import by_value, function_problems
+from .extensions import had
 from .handoff_targets import handoff_targets
 from .output_schema import output_of
+from .skills import read_skills, tools_of
 
 
 def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False) -> list[dict[str, str]]:
@@ -24,21 +27,22 @@ def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False)
     """
     problems = [] if handed_to else handoff_targets(spec)[1]
     described: dict[str, list[dict[str, Any]]] = {"tools": [], "hooks": [], "providers": []}
-    for item in spec.tools:
+    for item in tools_of(spec):
         try:
-            described["tools"] += describe(item, pickle=by_value)[0]
+            described["tools"] += describe(had("tools", item), pickle=by_value)[0]
         except InvalidSpec as error:
             problems.append({"field": "tools", "problem": error.message})
     for item in spec.hooks:
         try:
-            described["hooks"].append(describe_hook(item, pickle=by_value)[0])
+            described["hooks"].append(describe_hook(had("hooks", item), pickle=by_value)[0])
         except InvalidSpec as error:
             problems.append({"field": "hooks", "problem": error.message})
     for item in spec.memory.providers if spec.memory is not None else ():
         try:
-            described["providers"].append(describe_provider(item, pickle=by_value)[0])
+            described["providers"].append(describe_provider(had("memory", item), pickle=by_value)[0])
         except InvalidSpec as error:
             problems.append({"field": "memory.providers", "problem": error.message})
+    problems += read_skills(spec.skills).problems
     problems += function_problems(spec, described["tools"], described["hooks"], described["providers"])
     try:
         output_of(spec)
@@ -50,3 +54,12 @@ def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False)
     for index, other in enumerate(spec.handoffs):
         found += [] if isinstance(other, str) else agent_problems(other, f"{place}handoffs.{index}.", handed_to=True)
     return found
+
+
+def sandbox_for(spec: AgentSpec) -> str | None:
+    """Whether the sandbox that an agent needs, or one that it names, works on this machine; None if none needs one."""
+    needed = spec.sandbox.backend != "none" and any(
+        tool == "bash" or getattr(getattr(tool, "__understudy_tool__", None), "sandbox", False) for tool in spec.tools
+    )
+    others = (sandbox_for(other) for other in (*spec.agents, *spec.handoffs) if not isinstance(other, str))
+    return sandbox_here() if needed else next((found for found in others if found), None)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from understudy.config import ModelProfile, Settings, model_profile_from_environment
+from understudy.config import ModelProfile, Settings, model_profiles_from_environment
 from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, new_identifier
 from understudy.prices import price_table
@@ -22,6 +22,7 @@ from understudy.spec import AgentSpec
 from . import background
 from .client_connection import ClientConnection
 from .compiling import by_value, compile_spec, place
+from .extensions import offered_profiles
 from .handoff_targets import output_type_of
 from .method import client_method, constructor
 from .packages import refuse_temporary
@@ -70,7 +71,8 @@ class Cluster:
             store: DSN; default `UNDERSTUDY_STORE`, else one SQLite file per user.
             address: of Ray; default `RAY_ADDRESS`, else the cluster on this machine.
             namespace, model, standby, max_actors: instead of the `UNDERSTUDY_…` variables.
-            profiles: endpoints and credentials by name, for specs that name one; the first is the default.
+            profiles: endpoints and credentials by name, for specs that name one; the first is the default. Beside them
+                are those that installed packages offer (`DISTRIBUTION:NAME`, `docs/agent-files.md`).
             prices: what models cost, by name, as `{"input", "cached_input", "output"}` per million tokens, or a JSON or
                 TOML file of that; beside `UNDERSTUDY_PRICES`. The services take them from the connect that starts them,
                 and with the profiles of any; a profile's own come first.
@@ -93,14 +95,13 @@ class Cluster:
         settings = replace(settings, prices={**settings.prices, **price_table(prices or {})})
         refuse_temporary(settings.store)
         known = list(profiles)
-        own = model_profile_from_environment()
-        if own is not None:
-            known.append(own)
+        known += model_profiles_from_environment()
+        default = known[0].name if known else None
+        known += offered_profiles()
         known = [replace(profile, prices={**settings.prices, **profile.prices}) for profile in known]
         # Here, not on the background loop: Ray sets its signal handlers only from the main thread.
         connection = Connection(settings, connect_ray(address, start=start))
         background.wait(connection.open(known, timeout, start=start))
-        default = known[0].name if known else None
         return cls(connection, settings, default, by_value if code_by_value else None)
 
     @client_method

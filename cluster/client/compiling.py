@@ -12,6 +12,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
+from msgspec import to_builtins
+
 from understudy.actors.approval import can_be_approved
 from understudy.actors.delegating import offered
 from understudy.actors.hooks import describe_hook
@@ -23,12 +25,15 @@ from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMis
 from understudy.identifiers import digest
 from understudy.manifest import AGENTS, below, without_bytes
 from understudy.placement import DEFAULT, placement_key
-from understudy.spec import AgentSpec, Budget, Delegation, each, listed
+from understudy.skills import LOAD_SKILL
+from understudy.spec import AgentSpec, Budget, Delegation, Sandbox, each, listed
 from understudy.windows import known_window
 
+from .extensions import had
 from .handoff_targets import handoff_targets, named, own_handoff_problems
 from .output_schema import output_of
 from .packages import PY_MODULES, RAYS_OWN, addresses, package_key, within_job
+from .skills import read_skills, tools_of
 
 PLAIN = (
     "max_rounds", "max_continuations", "repeat_limit", "tool_timeout", "parallel_tools", "max_depth", "deadline",
@@ -38,7 +43,7 @@ PLAIN = (
 
 UNUSUAL = {
     "follow_ups": "queue", "approve_timeout": None, "approve_default": "reject", "answer_timeout": None,
-    "answer_default": None, "priority": "normal",
+    "answer_default": None, "description": "", "priority": "normal",
 }  # fmt: skip
 """Fields that are left out where they say what is usual, as older versions did."""
 
@@ -119,20 +124,22 @@ def _compiled(
         raise ModelProfileMissing(f"agent {spec.name!r} uses model {model!r}, and no key is set")
     tools: list[dict[str, Any]] = []
     blobs: dict[str, bytes] = {}
-    for item in spec.tools:
-        found, code = describe(item, pickle=pickle)
+    for item in tools_of(spec):
+        found, code = describe(had("tools", item), pickle=pickle)
         tools += found
         blobs.update(code)
     hooks: list[dict[str, Any]] = []
     for item in spec.hooks:
-        one, code = describe_hook(item, pickle=pickle)
+        one, code = describe_hook(had("hooks", item), pickle=pickle)
         hooks.append(one)
         blobs.update(code)
     output = output_of(spec)
     memory, code = _memory(spec, pickle)
     blobs.update(code)
     providers = memory["providers"] if memory else []
-    problems = more + function_problems(spec, tools, hooks, providers)
+    skills = read_skills(spec.skills)
+    blobs.update(skills.blobs)
+    problems = more + skills.problems + function_problems(spec, tools, hooks, providers)
     if problems:
         raise _refusal(problems)
     tools = _with_approval(spec, [*tools, *map(handoff_spec, named(spec))])
@@ -151,7 +158,7 @@ def _compiled(
         "instructions": spec.instructions,
         "model": model,
         "profile": chosen,
-        "tools": [offered(tool, delegation) for tool in tools],
+        "tools": [offered(tool, delegation, agents) for tool in tools],
         "agents": agents,
         "workspace": os.path.abspath(spec.workspace) if spec.workspace is not None else None,
         "parameters": spec.parameters,
@@ -163,8 +170,11 @@ def _compiled(
         **{name: getattr(spec, name) for name in PLAIN},
         **({"hooks": hooks} if hooks else {}),
         **({"output": output} if output else {}),
+        **({"skills": to_builtins(skills.skills)} if skills.skills else {}),
         **({"memory": memory} if memory else {}),
         **({"delegation": delegation} if delegation else {}),
+        **({"sandbox": spec.sandbox.model_dump(exclude_defaults=True)} if spec.sandbox != Sandbox() else {}),
+        **({"web": spec.web.model_dump()} if spec.web else {}),
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
@@ -204,7 +214,7 @@ def _memory(
     providers: list[dict[str, Any]] = []
     blobs: dict[str, bytes] = {}
     for item in spec.memory.providers:
-        one, code = describe_provider(item, pickle=pickle)
+        one, code = describe_provider(had("memory", item), pickle=pickle)
         providers.append(one)
         blobs.update(code)
     return {**spec.memory.model_dump(exclude={"providers"}), "providers": providers}, blobs
@@ -253,8 +263,10 @@ def function_problems(
     }  # fmt: skip
     problems = [(field, f"{name!r} is there twice") for field, found in each.items() for name in _twice(found)]
     problems += [("handoffs", problem) for problem in own_handoff_problems(spec, names)]
-    if "bash" in names and not spec.allow_bash:
-        problems.append(("tools", "bash needs allow_bash=True"))
+    if LOAD_SKILL in names and not spec.skills:
+        problems.append(("tools", f"{LOAD_SKILL} needs skills"))
+    if "web_fetch" in names and spec.web is None:
+        problems.append(("tools", "web_fetch needs web=WebPolicy(…), which says what it may fetch"))
     if spec.output_type is not None and FINAL_ANSWER in names:
         problems.append(("tools", f"{FINAL_ANSWER!r} is taken, by the tool that gives an answer of the output type"))
     if spec.agents and not {"spawn_agent", "start_agent"} & set(names):

@@ -9,6 +9,7 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from understudy.attachments import Given, as_content
 from understudy.errors import InvalidInput
 from understudy.event_wire import EventWire
 from understudy.events import Event
@@ -52,30 +53,36 @@ class Session:
         self._output_type = output_type
 
     @client_method
-    async def send(
-        self, content: str | list[dict[str, Any]], *, run_id: str | None = None, traceparent: str | None = None
-    ) -> Run:
+    async def send(self, content: Given, *, run_id: str | None = None, traceparent: str | None = None) -> Run:
         """Queue an input; returns when it is durably accepted. A `run_id` sent again with the same input is one run.
 
         Args:
+            content: a text, an `Image` or `File`, or a list of these and of content parts as chat completions have
+                them.
             traceparent: of the caller's span, as W3C Trace Context writes it: the run becomes a part of its trace. By
                 default the span that is current in this thread or task, if the program uses OpenTelemetry and there is
                 one; an empty text for none, and a trace of the run's own. `tracestate` is not carried on.
 
         Raises:
-            InvalidInput: there is no content, or this is no `traceparent`.
+            InvalidInput: there is no content, or too much attached to it, or this is no `traceparent`.
             UnknownSession, SessionClosed: there is nobody to send to.
             RunConflict: the `run_id` was used for another input.
         """
-        problem = content_problem(content)
-        if problem is not None:
-            raise InvalidInput(problem, session_id=self.id)
+        content = self._content(content)
         run_id = check_identifier(run_id, "run_id") if run_id is not None else new_identifier()
         caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
         run = Input(run_id, content, *(caller or ()))
         accepted = await self._connection.change(Accepted, "send", self.id, run)
         after = accepted.after if accepted.created else None
         return Run(self._connection, self.id, run_id, after, self._output_type)
+
+    def _content(self, given: Given) -> Any:
+        """An input as it is sent. Raises `InvalidInput`."""
+        content = as_content(given)
+        problem = content_problem(content)
+        if problem is not None:
+            raise InvalidInput(problem, session_id=self.id)
+        return content
 
     def run(self, run_id: str) -> Run:
         """A run by its id, from any process."""
@@ -87,25 +94,24 @@ class Session:
         return await self._connection.change(bool, "cancel", self.id, None, reason)
 
     @client_method
-    async def steer(self, content: str | list[dict[str, Any]], *, interrupt: bool = False) -> Run:
+    async def steer(self, content: Given, *, interrupt: bool = False) -> Run:
         """Send a message to the run that the session is at; returns that run when the message is durably accepted.
 
         The model is sent it in the run's next round, behind what the run has got by then; an answer that comes before
         that does not end the run. If the run ends otherwise first, an event says so (`SteerDropped`).
 
         Args:
+            content: as for `send`.
             interrupt: what the run is at does not go on: the model call in flight is ended, and what has come of it
                 kept; tools are cancelled; questions to people and waits are given up. Sub-agents go on, and the message
                 is sent when they have ended.
 
         Raises:
-            InvalidInput: there is no content.
+            InvalidInput: there is no content, or too much attached to it.
             NotRunning: no run is at work, or it is about to end: use `send`.
             UnknownSession: there is no such session.
         """
-        problem = content_problem(content)
-        if problem is not None:
-            raise InvalidInput(problem, session_id=self.id)
+        content = self._content(content)
         steered = await self._connection.change(Steered, "steer", self.id, Steer(content, interrupt))
         return Run(self._connection, self.id, steered.run_id)
 

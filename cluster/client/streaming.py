@@ -14,8 +14,8 @@ from understudy.events import (
     TextDelta,
     ToolCallDelta,
 )
-from understudy.messages import Message
-from understudy.streams import CALL, REASONING, REASONING_FIELDS, TEXT, Part
+from understudy.messages import PROVIDER_DATA, Message
+from understudy.streams import CALL, REASONING, REASONING_FIELDS, TEXT, Part, reasoning_of
 
 
 @dataclass
@@ -89,10 +89,12 @@ class Streaming:
 def _parts_of(message: Message, reasoning: str) -> dict[tuple[str, int], tuple[str, str]]:
     """What a committed answer streams as. Of an endpoint that sends the reasoning twice, one was streamed: the one that
     begins with what came of it."""
-    extra = message.extra or {}
+    extra = (message.extra or {}).get("provider") or {}
     thought = [extra[name] for name in REASONING_FIELDS if isinstance(extra.get(name), str)]
     found = {}
-    if thought:
+    if PROVIDER_DATA in extra:
+        thought.append(reasoning_of(extra[PROVIDER_DATA]) or reasoning)
+    if any(thought):
         found[REASONING, 0] = "", next((text for text in thought if text.startswith(reasoning)), thought[0])
     found[TEXT, 0] = "", message.text
     for index, call in enumerate(message.tool_calls):

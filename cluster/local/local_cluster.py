@@ -35,6 +35,7 @@ from ..client.results import ServiceInfo
 from ..client.session_handle import Session
 from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery
 from .local_node import LocalGateway, LocalNode
+from .local_tasks import LocalTasks
 
 Result = TypeVar("Result")
 
@@ -297,10 +298,12 @@ class LocalCluster(Cluster):
             stack.callback(services.stop, END_SECONDS)
             config = NodeConfig(
                 settings.store, NAMESPACE, NODE, "node", span_directory=directory, serves_metrics=False,
+                command_directory=f"{directory}/commands",
                 prices=settings.prices,
             )  # fmt: skip
             gateway, known = LocalGateway(lambda: GatewayCalls(Gateway())), list(profiles)
-            node = LocalNode(lambda: NodeService(config, gateway))
+            tasks = LocalTasks(self._function)
+            node = LocalNode(lambda: NodeService(config, gateway, runner=tasks))
             for profile in (*known, ModelProfile(OFFLINE_MODEL, "offline", self.model_server.url)):
                 node.service.profiles.learn(profile)
             machinery = LocalMachinery(node, services, self._function, self._at_point)

@@ -26,7 +26,6 @@ from understudy.transport.repeating import SUPERVISOR_PATIENCE, Joining
 from understudy.transport.signatures import signature_of
 from understudy.waiting import answered_within
 
-from ..client import packages
 from . import package_store
 from .names import FrameName, frames_among, gateway_name, node_name
 from .placing import actor_options, obstacle, variables
@@ -205,7 +204,7 @@ class RayMachinery:
         """
         definition = await self._definition(node, placement)
         options = actor_options(definition)
-        await self._provide_packages(node, definition.get("runtime_env") or {})
+        await package_store.provide(definition.get("runtime_env") or {}, partial(node.call, "blob"))
         if is_scarce(placement):
             reason = obstacle(definition, await asyncio.to_thread(ray.nodes))
             if reason:
@@ -250,17 +249,6 @@ class RayMachinery:
                 self._definitions.popitem(last=False)
         self._definitions.move_to_end(placement)
         return self._definitions[placement]
-
-    async def _provide_packages(self, node: Any, runtime_env: dict[str, Any]) -> None:
-        """Give Ray back what it has deleted of a job's code. What the store does not have either, Ray reports."""
-        for address in packages.addresses(runtime_env):
-            if not await asyncio.to_thread(package_store.is_there, address):
-                try:
-                    data = await node.call("blob", packages.package_key(address))
-                except UnderstudyError as error:
-                    log.warning("package %s is neither in Ray nor in the store: %s", address, error)
-                else:
-                    await asyncio.to_thread(package_store.give_back, address, data)
 
     async def kill(self, node_id: str, pid: int, handle: Any) -> bool:
         """See `Machinery.kill`: by its pid, on another node through its service, else through Ray, whose word that an

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from ray._private.runtime_env import packaging
 from ray.experimental.internal_kv import _internal_kv_get
+
+from understudy.errors import UnderstudyError
+
+from ..client import packages
 
 log = logging.getLogger(__name__)
 
@@ -34,3 +41,15 @@ def is_there(address: str) -> bool:
 def give_back(address: str, data: bytes) -> None:
     """Put a package into Ray's head."""
     packaging.upload_package_to_gcs(address, data)
+
+
+async def provide(runtime_env: dict[str, Any], read_blob: Callable[[str], Awaitable[bytes]]) -> None:
+    """Give Ray back what it has deleted of a job's code. What the store does not have either, Ray reports."""
+    for address in packages.addresses(runtime_env):
+        if not await asyncio.to_thread(is_there, address):
+            try:
+                data = await read_blob(packages.package_key(address))
+            except UnderstudyError as error:
+                log.warning("package %s is neither in Ray nor in the store: %s", address, error)
+            else:
+                await asyncio.to_thread(give_back, address, data)

@@ -102,12 +102,13 @@ class NodeActor(NodeCalls):
 
         from .farewell import Farewell
         from .peers import Peers
+        from .tool_tasks import RayTasks
 
         super().__init__()
         gateway = OwnGateway(settings, node_id, GatewayActor)
         self._host = NodeHost(
             settings, node_id, span_directory, str(ray.util.get_node_ip_address()), gateway=gateway.calls,
-            tell=Peers(settings).tell, kill=gateway.kill,
+            tell=Peers(settings).tell, kill=gateway.kill, runner=RayTasks(settings),
         )  # fmt: skip
         self._guard = SupervisorGuard(
             self._host.owner, lambda holder: supervisor_here(holder, settings.instance), self._kill_supervisor,

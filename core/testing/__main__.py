@@ -28,8 +28,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fault-429", type=float, default=0.0, metavar="SHARE", help="answered with status 429")
     parser.add_argument("--fault-500", type=float, default=0.0, metavar="SHARE", help="answered with status 500")
     parser.add_argument("--fault-cut", type=float, default=0.0, metavar="SHARE", help="cut in the middle")
-    parser.add_argument("--retry-after", type=float, metavar="SECONDS", help="sent with 429 and 500")
     parser.add_argument("--per-minute", type=int, metavar="REQUESTS", help="more are refused with status 429")
+    parser.add_argument("--fault-529", type=float, default=0.0, metavar="SHARE", help="answered with status 529")
+    parser.add_argument("--fault-stall", type=float, default=0.0, metavar="SHARE", help="silent from the middle on")
+    parser.add_argument(
+        "--fault-malformed", type=float, default=0.0, metavar="SHARE", help="with garbage in the stream"
+    )
+    parser.add_argument("--fault-lost", type=float, default=0.0, metavar="SHARE", help="background responses not found")
+    parser.add_argument("--cut-at", type=int, default=0, metavar="EVENTS", help="where streams are cut; default: half")
+    parser.add_argument("--retry-after", type=float, metavar="SECONDS", help="sent with 429, 500 and 529")
     parser.add_argument("--parent-death", action="store_true", help="exit when the parent process dies")
     return parser.parse_args()
 
@@ -62,6 +69,11 @@ async def _main(options: argparse.Namespace, parent: int) -> None:
             status_500=options.fault_500,
             cut_stream=options.fault_cut,
             retry_after=options.retry_after,
+            status_529=options.fault_529,
+            stall=options.fault_stall,
+            malformed=options.fault_malformed,
+            lost_ids=options.fault_lost,
+            cut_at=options.cut_at,
         ),
         port=options.port,
         rate_limit=RateLimit(options.per_minute) if options.per_minute else None,

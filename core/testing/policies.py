@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..messages import MEMORY_MARK
+from ..messages import ATTACHMENTS_MARK, MEMORY_MARK
 from .instances import FINAL_ANSWER, smallest, wanted_schema
 
 MAX_TEXT = 2_000
@@ -28,6 +28,7 @@ class Reply:
         refusal: the model refuses, with this text.
         finish_reason: None for `tool_calls` or `stop`, by content.
         delay: seconds until the first byte, in addition to the server's latency.
+        reasoning: what it thinks before it answers.
     """
 
     text: str | None = None
@@ -35,6 +36,7 @@ class Reply:
     finish_reason: str | None = None
     delay: float = 0.0
     refusal: str | None = None
+    reasoning: str = ""
 
 
 Policy = Callable[[dict[str, Any]], Reply]
@@ -88,7 +90,8 @@ def policy_from_script(script: Sequence[dict[str, Any]]) -> Policy:
     """A policy that plays `script` once per user message, then echoes as the default policy does.
 
     An element is `{"text": ...}`, `{"tool_calls": [[name, arguments], ...]}` or both, and may have `finish_reason`,
-    `refusal` and `delay`. Which one is due is the number of assistant messages after the last user message.
+    `refusal`, `reasoning` and `delay`. Which one is due is the number of assistant messages after the last user
+    message.
     """
     elements = tuple(script)
     return lambda body: _scripted(elements, body)
@@ -119,10 +122,12 @@ def _system_text(messages: list[dict[str, Any]]) -> str:
 
 
 def last_turn(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The last user message's text, and the messages after it. What an agent is shown of its memory is none."""
+    """The last user message's text, and the messages after it. What an agent is shown of its memory is none, nor is
+    what is attached to results of tools."""
     for index in range(len(messages) - 1, -1, -1):
-        if messages[index].get("role") == "user" and not content_text(messages[index]).startswith(MEMORY_MARK):
-            return content_text(messages[index]), messages[index + 1 :]
+        text = content_text(messages[index])
+        if messages[index].get("role") == "user" and not text.startswith((MEMORY_MARK, ATTACHMENTS_MARK)):
+            return text, messages[index + 1 :]
     return "", messages
 
 
@@ -160,6 +165,7 @@ def _scripted(script: Sequence[dict[str, Any]], body: dict[str, Any]) -> Reply:
         finish_reason=element.get("finish_reason"),
         delay=element.get("delay", 0.0),
         refusal=element.get("refusal"),
+        reasoning=element.get("reasoning", ""),
     )
 
 

@@ -30,6 +30,12 @@ def cached_tokens(characters: int) -> int:
     return characters // 4 // CACHE_UNIT * CACHE_UNIT
 
 
+def pieces_of(text: str) -> list[str]:
+    """A text in the pieces in which it is streamed."""
+    size = max(PIECE, -(-len(text) // MAX_PIECES))
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
 def check_body(body: Any) -> list[dict[str, Any]]:
     """Return the messages of a request, refusing what the real endpoint would refuse.
 
@@ -87,6 +93,7 @@ class Completion:
     finish_reason: str
     usage: dict[str, Any]
     refusal: str | None = None
+    reasoning: str = ""
 
     @classmethod
     def of(
@@ -114,20 +121,23 @@ class Completion:
             text, calls, reason = text or "", (), reason or "length"
         prompt = estimate_tokens(prompt_characters)
         characters = sum(len(call["function"]["name"]) + len(call["function"]["arguments"]) for call in calls)
-        output = estimate_tokens(len(text or "") + characters)
+        reasoning = estimate_tokens(len(reply.reasoning)) if reply.reasoning else 0
+        output = estimate_tokens(len(text or "") + characters) + reasoning
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": cached_tokens(cached_characters)},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
         reason = reason or ("tool_calls" if calls else "stop")
-        return cls(identifier, body["model"], text, calls, reason, usage, reply.refusal)
+        return cls(identifier, body["model"], text, calls, reason, usage, reply.refusal, reply.reasoning)
 
     def whole(self) -> bytes:
         """The body of an answer that is not streamed."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text, "refusal": self.refusal}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.finish_reason}
@@ -152,9 +162,9 @@ class Completion:
         end = ',"logprobs":null,"finish_reason":%s}]' + (',"usage":null}\n\n' if include_usage else "}\n\n")
         going_on = end % "null"
         text, calls = self.text or "", self.tool_calls
-        size = max(PIECE, -(-len(text) // MAX_PIECES))
         deltas = ['{"role":"assistant","content":%s}' % ("null" if self.text is None else '""')]
-        deltas += [f'{{"content":{compact(text[at : at + size])}}}' for at in range(0, len(text), size)]
+        deltas += [f'{{"reasoning_content":{compact(piece)}}}' for piece in pieces_of(self.reasoning)]
+        deltas += [f'{{"content":{compact(piece)}}}' for piece in pieces_of(text)]
         if self.refusal is not None:
             deltas.append(f'{{"refusal":{compact(self.refusal)}}}')
         for index, call in enumerate(calls):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from datetime import UTC, datetime, timedelta
 
 MINUTE = 60.0
 
@@ -22,8 +23,9 @@ class RateLimit:
         self.window = window
         self._accepted: deque[float] = deque()
 
-    def accept(self) -> tuple[bool, str]:
-        """Whether one more request is accepted now, and the headers that say what is left, as OpenAI's do."""
+    def accept(self, *, anthropic: bool = False) -> tuple[bool, str]:
+        """Whether one more request is accepted now, and the headers that say what is left, as OpenAI's or Anthropic's
+        do."""
         now = time.monotonic()
         while self._accepted and now - self._accepted[0] >= self.window:
             self._accepted.popleft()
@@ -31,10 +33,13 @@ class RateLimit:
         if accepted:
             self._accepted.append(now)
         reset = self.window - (now - self._accepted[0])
+        name, until = "x-ratelimit-{}-requests", f"{math.ceil(reset * 1000)}ms"
+        if anthropic:
+            name, until = "anthropic-ratelimit-requests-{}", f"{datetime.now(UTC) + timedelta(seconds=reset):%FT%TZ}"
         headers = (
-            f"x-ratelimit-limit-requests: {self.per_minute}\r\n"
-            f"x-ratelimit-remaining-requests: {self.per_minute - len(self._accepted)}\r\n"
-            f"x-ratelimit-reset-requests: {math.ceil(reset * 1000)}ms\r\n"
+            f"{name.format('limit')}: {self.per_minute}\r\n"
+            f"{name.format('remaining')}: {self.per_minute - len(self._accepted)}\r\n"
+            f"{name.format('reset')}: {until}\r\n"
         )
         if not accepted:
             headers += f"retry-after: {math.ceil(reset)}\r\nretry-after-ms: {math.ceil(reset * 1000)}\r\n"

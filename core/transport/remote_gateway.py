@@ -43,6 +43,10 @@ class RemoteGateway:
         """See `ModelGateway.growth`."""
         return await self._call(ModelGateway.growth, number, key, restarts, lengths)  # type: ignore[no-any-return]
 
+    async def response(self, number: str, key: str, known: str) -> str:
+        """See `ModelGateway.response`."""
+        return await self._call(ModelGateway.response, number, key, known)  # type: ignore[no-any-return]
+
     async def abort(self, number: str, key: str) -> None:
         """See `ModelGateway.abort`."""
         await self._call(ModelGateway.abort, number, key)

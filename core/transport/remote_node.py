@@ -10,11 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
+from ..commands import CommandOutput, StartCommand
 from ..errors import ServiceGone, UnderstudyError
 from ..ports import Node
 from ..protocol import Exit, Judged, StepCall, Work, packed
 from ..reads import Note
 from ..records import Ack, ActivationId, Batch
+from ..tool_tasks import TaskResult, ToolTask
 from .channel import Channel, Ticket
 from .repeating import FRAME_PATIENCE, Repeating
 from .signatures import signature_of
@@ -74,6 +76,30 @@ class CalledNode(ABC):
     async def blob(self, digest: str) -> bytes:
         """See `Node.blob`."""
         return await self._call(Node.blob, digest)  # type: ignore[no-any-return]
+
+    async def task_service(self, frame_id: str) -> str:
+        """See `Node.task_service`."""
+        return await self._call(Node.task_service, frame_id)  # type: ignore[no-any-return]
+
+    async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:
+        """See `Node.task`."""
+        return await self._call(Node.task, frame_id, activation, task, service)  # type: ignore[no-any-return]
+
+    async def end_task(self, frame_id: str, activation: ActivationId, call_id: str) -> None:
+        """See `Node.end_task`."""
+        await self._call(Node.end_task, frame_id, activation, call_id)
+
+    async def start_command(self, frame_id: str, activation: ActivationId, wanted: StartCommand) -> str:
+        """See `Node.start_command`."""
+        return await self._call(Node.start_command, frame_id, activation, wanted)  # type: ignore[no-any-return]
+
+    async def read_command(
+        self, frame_id: str, activation: ActivationId, job: str, after: int | None, wait: float
+    ) -> CommandOutput:
+        """See `Node.read_command`."""
+        return await self._call(  # type: ignore[no-any-return]
+            Node.read_command, frame_id, activation, job, after, wait
+        )
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         found = await self._send(method.__name__, packed(arguments))

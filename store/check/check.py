@@ -21,6 +21,7 @@ from ..db.columns import Json
 from ..db.prepared import Row
 from ..db.statements import EVENT, MESSAGE, RUN, SESSION, TOOL_CALL, same_session
 from .check_budgets import BUDGET_RULES
+from .check_commands import COMMAND_RULES
 from .check_log import LOG_RULES as ENTRY_RULES
 from .check_log import Entry
 from .check_notes import NOTE_RULES
@@ -40,7 +41,7 @@ EVENTS_READ = (
     "agent_handed_off", "session_created", "input_requested", "input_received",
 )  # fmt: skip
 
-SQL_RULES = {**ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES, **RECORD_ROW_RULES}
+SQL_RULES = {**ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES, **RECORD_ROW_RULES, **COMMAND_RULES}
 LOG_RULES = {**ENTRY_RULES, **RECORD_LOG_RULES}
 
 RULES: dict[str, str] = {name: inspect.getdoc(rule) or "" for name, rule in {**SQL_RULES, **LOG_RULES}.items()}

@@ -239,7 +239,7 @@ class Tokens(LogRule):
         tokens = usage.total_tokens
         self.cost += usage.cost
         self.used += tokens
-        self.redone += tokens if entry.data.get("attempt", 1) > 1 else 0
+        self.redone += tokens if entry.data.get("redone") else 0
         return ()
 
     def end(self) -> Iterator[str]:

@@ -17,6 +17,7 @@ from understudy.wakeups import MOST_WAKEUPS
 from ..db.prepared import Row
 from ..db.statements import (
     ACCOUNT,
+    COMMAND,
     EVENT,
     INBOX,
     MESSAGE,
@@ -41,7 +42,7 @@ ENDED = [name for name in RUN_STATUSES if name != "waiting_for_input"]
 @selected
 def own_session(scope: Scope) -> Iterator[Wrong]:
     """Every row belongs to a session that exists."""
-    for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION):
+    for table in (MESSAGE, EVENT, RUN, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, COMMAND):
         orphans = select(table.c.session_id, func.count().label("rows")).where(
             scope.of(table), ~exists().where(same_session(SESSION, table))
         )

@@ -71,6 +71,7 @@ class SessionRow(ActiveSession):
     wait_attempt: int = 0
     wait_error: dict[str, Any] | None = None
     answer_key: str = ""
+    response_id: str = ""
     answer_ended: int = 0
     cancel_as: dict[str, Any] | None = None
     held: dict[str, Any] | None = None

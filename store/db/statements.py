@@ -64,6 +64,7 @@ SERVICE = table_of(tables.Service)
 REQUEST = table_of(tables.Request)
 REMOVAL = table_of(tables.Removal)
 NOTE = table_of(tables.Note)
+COMMAND = table_of(tables.Command)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {

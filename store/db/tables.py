@@ -96,6 +96,8 @@ class Session(NamespaceTable, table=True):
         wait_holder: who made the model call that it waits for, or waited for last.
         answer_key: of the model call whose answer ended the last wait for a model; empty while it waits for another.
         answer_ended: 1 if the run ended with that answer.
+        response_id: under which the endpoint has the response to the model call that it waits for, or waited for last;
+            empty if it keeps none, or that is not known yet.
         cancel_as: `{"status", "code"}`, perhaps `details`: how the run ends that was asked to, if not as cancelled, or
             if its group stops it. Has `asked` if somebody else asked it to end after that.
         held: how the current run ends as soon as its children have (`Finish`).
@@ -163,6 +165,7 @@ class Session(NamespaceTable, table=True):
     wait_since: int = number_column()
     wait_holder: str = text_column("")
     answer_key: str = text_column("")
+    response_id: str = text_column("")
     answer_ended: int = number_column()
     wait_error: dict[str, Any] | None = json_column()
     cancel_reason: str | None = text_column()
@@ -401,6 +404,40 @@ class Note(NamespaceTable, table=True):
     created_at: int = number_column()
     updated_at: int = number_column()
     written_by: str = text_column("")
+
+
+class Command(NamespaceTable, table=True):
+    """A command that a session has started in the background. Rows stay.
+
+    Attributes:
+        key: names it on its node (`understudy.commands.command_key`).
+        state: see `understudy.commands.RUNNING`.
+        quiet: 1 if its end is not told to the session.
+        stop_at: when it is ended by force that was asked to end; 0 if it was not.
+        exit_code: negative: a signal; NULL if it is not known.
+        problem: why it could not be started, or was stopped without anybody's wish.
+        tail: the end of its output, once it has ended.
+        ended_at: 0 while it is at work.
+    """
+
+    __tablename__ = "command"
+    __table_args__ = (Index("command_at_work", "namespace", "ended_at", "node_id"),)
+    session_id: str = key_column()
+    job: str = key_column()
+    key: str = text_column("")
+    call_id: str = text_column("")
+    run_id: str = text_column("")
+    node_id: str = text_column("")
+    name: str = text_column("")
+    command: str = text_column("")
+    state: str = text_column("running")
+    quiet: int = number_column()
+    stop_at: int = number_column()
+    exit_code: int | None = Field(default=None, sa_type=BigInteger)
+    problem: str = text_column("")
+    tail: str = text_column("")
+    started_at: int = number_column()
+    ended_at: int = number_column()
 
 
 class CodeBlob(NamespaceTable, table=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import and_, insert, select, update
 
@@ -20,9 +20,7 @@ from ..db.session_row import SessionRow
 from ..db.statements import OWNER, SESSION, TIMER
 from ..transaction import Transaction
 from . import questions, timers
-from .batches import request_key, require_held
 from .beginnings import LEASE, PAUSE_TIMER, pause
-from .charging import longest_reply
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
 
@@ -336,31 +334,3 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
             if not row.active:
                 row.frame_id = None  # it did nothing there
     return share
-
-
-class Issued(NamedTuple):
-    """A model call's attempt, and the longest reply that is paid for (0: any)."""
-
-    attempt: int
-    longest_reply: int
-
-
-def reissue(tx: Transaction, activation: ActivationId, frame_id: str, holder: str, model: str) -> Issued | None:
-    """Take over a model call whose node service is gone, as the next attempt; None if nobody waits for it any more."""
-    row = tx.session(activation.session_id)
-    require_held(row, activation, frame_id)
-    if row.wait != "model":
-        return None
-    if row.cancel_reason is not None:  # nothing is bought for a run that shall end
-        end_without_agent(tx, row)
-        return None
-    tx.changed(row)
-    lost_key, since = request_key(row), row.wait_since
-    row.wait_attempt, row.wait_holder, row.wait_since = row.wait_attempt + 1, holder, tx.now
-    tx.append(
-        row,
-        events.ModelCallReissued(
-            request_key=request_key(row), lost_key=lost_key, model=model, attempt=row.wait_attempt, started_at=since
-        ),
-    )
-    return Issued(row.wait_attempt, longest_reply(tx, row))

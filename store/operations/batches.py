@@ -6,34 +6,22 @@ having changed anything, then changes rows in memory. The table in docs/architec
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import bindparam, select
 
 from understudy import events
 from understudy.errors import BatchLost, Fenced
-from understudy.identifiers import call_identifier, trace_identifier, wait_key
-from understudy.messages import ALWAYS, NEVER, Message, ToolCall, Usage, encodable, storable
 from understudy.prices import Price
-from understudy.records import NO_USAGE, Ack, ActivationId, Batch, CallState, Finish, ModelAnswer
+from understudy.records import Ack, Batch, CallState, Finish
 
-from ..budgets import Ask
 from ..db.session_row import SessionRow
-from ..db.statements import EVENT, RUN, TOOL_CALL
 from ..transaction import Transaction
-from . import answering, charging, follow_ups, handoffs, questions, steering, waiting
+from . import answering, charging, follow_ups, handoffs, model_calls, questions, steering, waiting
 from .beginnings import spawn
-from .endings import DEADLINE_TIMER, end_without_agent, finish_run
-
-OUTCOMES = (events.ModelCallCompleted.type, events.ModelCallFailed.type)
-"""What a model call can become; each attempt's is told once."""
-
-LOOKED_AT = 100
-"""So many events are read at a time, from the end of a log."""
+from .endings import DEADLINE_TIMER, finish_run
+from .holding import require_current, require_held
 
 
 def commit(
@@ -53,7 +41,7 @@ def commit(
         BatchLost: one that came before it is missing.
     """
     row = tx.session(batch.session_id)
-    _require_current(row, batch.activation, frame_id)
+    require_current(row, batch.activation, frame_id)
     if batch.batch_no < row.batch_no:
         message = f"batch {batch.batch_no} is fenced: the store has batch {row.batch_no} of epoch {row.epoch}"
         raise Fenced(message, session_id=batch.session_id)
@@ -83,7 +71,7 @@ def commit(
                 row.wait, row.active, row.status = None, 1, "running"
             if any(item.kind == "input" and item.key == batch.start_run for item in tx.inbox(row)):
                 row.redone = 1  # hooks saw it begin, with inputs that are not all there any more
-            return CommitResult(_ack(tx, row, 0, replayed=True), None, 0, "")
+            return CommitResult(_ack(tx, row, 0, replayed=True), None)
         cancel = row.cancel_reason
     follow_ups.take(tx, row, batch)
     finish = None if steering.outlives(tx, row, batch.finish) else batch.finish
@@ -103,7 +91,7 @@ def commit(
         _set_wait(tx, row, batch, holder, price, asks_anew=asks_anew)
         return _committed(tx, row, first_seq)
     _go_over(tx, row, to_agent, finish)
-    return CommitResult(_ack(tx, row, first_seq), row.wait, 0, "", over=row.epoch != batch.epoch)
+    return CommitResult(_ack(tx, row, first_seq), row.wait, over=row.epoch != batch.epoch)
 
 
 def _go_over(tx: Transaction, row: SessionRow, to_agent: handoffs.Wanted | None, finish: Finish | None) -> None:
@@ -145,26 +133,6 @@ def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
         questions.tell_above(tx, row)
 
 
-def _require_current(row: SessionRow, activation: ActivationId, frame_id: str) -> None:
-    """Refuse what another activation says, or another frame in the name of this one, as code of a user's may. Raises
-    `Fenced`."""
-    if row.activation != activation:
-        message = f"epoch {activation.epoch} is fenced: the store has epoch {row.epoch}"
-        if row.incarnation != activation.incarnation:
-            message = f"epoch {activation.epoch} is fenced: it was of another incarnation of this session"
-        raise Fenced(message, session_id=activation.session_id)
-    if row.frame_id not in (None, frame_id):
-        raise Fenced(f"the session is not in frame {frame_id}", session_id=activation.session_id)
-
-
-def require_held(row: SessionRow, activation: ActivationId, frame_id: str) -> None:
-    """Refuse as well what an activation says after its session left its frame: a death was noted, after which its calls
-    may have been given up, or a predecessor of its node service committed late that the frame ends. Raises `Fenced`."""
-    _require_current(row, activation, frame_id)
-    if row.frame_id is None:
-        raise Fenced("the session has left its frame", session_id=row.session_id)
-
-
 def _set_wait(
     tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None, *, asks_anew: bool
 ) -> None:  # fmt: skip
@@ -179,7 +147,7 @@ def _set_wait(
         if asks_anew:
             row.redone = 1  # hooks saw the call
         else:
-            _wait_for_model(tx, row, batch, holder, price)
+            model_calls.begin(tx, row, batch, holder, price)
     elif batch.wait == "child" and row.children_open:
         row.wait, row.wait_since, row.status = "child", tx.now, "waiting_for_child"
     elif batch.wait in ("input", "timer") and not _has_result(tx, row):
@@ -202,21 +170,20 @@ class CommitResult:
     """What a commit led to: the Ack, and what the session waits for now (None: it can go on).
 
     Attributes:
-        longest_reply: that is paid for, in tokens, if it waits for a model; 0 for any length.
+        issued: the model call, if it waits for one.
         over: the activation has ended with it: the session goes on under another specification, or another agent.
     """
 
     ack: Ack
     wait: str | None
-    attempt: int
-    holder: str
-    longest_reply: int = 0
+    issued: model_calls.Issued = model_calls.NOT_ISSUED
+    holder: str = ""
     over: bool = False
 
 
 def _committed(tx: Transaction, row: SessionRow, first_seq: int, *, replayed: bool = False) -> CommitResult:
     ack = _ack(tx, row, first_seq, replayed=replayed)
-    return CommitResult(ack, row.wait, row.wait_attempt, row.wait_holder, charging.longest_reply(tx, row))
+    return CommitResult(ack, row.wait, model_calls.issued(tx, row), row.wait_holder)
 
 
 def _ack(tx: Transaction, row: SessionRow, first_seq: int, *, replayed: bool = False) -> Ack:
@@ -258,212 +225,3 @@ def _set_call(tx: Transaction, row: SessionRow, call: CallState) -> None:
         row.session_id, call.call_id, state=call.state, epoch=row.epoch, executions=call.executions,
         result=call.result if call.state == "finished" else None, child_id=call.child_id,
     )  # fmt: skip
-
-
-def _wait_for_model(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None) -> None:
-    """Reserve what the call may take, and wait; where a budget does not allow it, the session is told and goes on."""
-    wanted = Ask(batch.request_tokens, batch.request_output, price)
-    refusal = charging.reserve(tx, row, batch.request_round, wanted)
-    if refusal is not None:
-        row.wait_error = refusal.error(row.session_id)
-        return
-    row.wait, row.status, row.round = "model", "waiting_for_model", batch.request_round
-    row.wait_attempt, row.wait_since, row.wait_holder = 1, tx.now, holder
-    row.answer_key, row.answer_ended, row.redone = "", 0, 0
-    event = events.ModelCallStarted(
-        request_key=request_key(row), model=batch.request_model, profile=batch.request_profile, attempt=1,
-        purpose=batch.request_purpose,
-    )  # fmt: skip
-    tx.append(row, event)
-
-
-def request_key(row: SessionRow) -> str:
-    """The key of the model call that the session waits for."""
-    return f"{wait_key(row.session_id, row.run_id or '', row.round)}/{row.wait_attempt}"
-
-
-SELECT_TRACE = select(RUN.c.trace_id).where(
-    RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
-)
-
-
-@dataclass(frozen=True)
-class AnswerResult:
-    """What became of an answer: the session's new message and open calls.
-
-    Attributes:
-        won: False for a late one, which changed nothing for the session.
-        repeated: it was committed before, by a transaction whose outcome was not known.
-        ended: the run was asked to end, and has with this answer.
-    """
-
-    won: bool
-    message: Message | None = None
-    repeated: bool = False
-    calls: tuple[CallState, ...] = ()
-    ended: bool = False
-
-
-def answer(
-    tx: Transaction, session_id: str, run_id: str, round_number: int, attempt: int, model: str, got: ModelAnswer, *,
-    incarnation: int, ends_run: bool = False, purpose: str = "",
-) -> AnswerResult:  # fmt: skip
-    """Commit a model's answer where it arrives. Key: the wait; the first answer wins, whatever its attempt.
-
-    A late answer, or one that nobody waits for, leaves only an event: its tokens are counted. Of a session that was
-    removed since, whose id another one has now, nothing is left.
-
-    Args:
-        incarnation: the session's when it asked.
-        ends_run: it is the run's answer, which ends with it, unless there is a steer that the model was not sent.
-        purpose: what it is for, if not for the run to go on with: then it asks for no tools, and no model sees it.
-    """
-    row = tx.session(session_id)
-    key = f"{wait_key(session_id, run_id, round_number)}/{attempt}"
-    current = (row.incarnation, row.run_id, row.round) == (incarnation, run_id, round_number)
-    if current and row.wait is None and row.answer_key == key:
-        return AnswerResult(True, repeated=True)
-    if row.answer_ended and row.answer_key == key:
-        return AnswerResult(True, repeated=True, ended=True)
-    if incarnation < row.first_incarnation:  # between that and the present one it had another specification
-        return AnswerResult(False)
-    won = current and row.wait == "model"
-    if not won and _is_known(tx, session_id, run_id, key):
-        return AnswerResult(False, repeated=True)
-    failed = got.error is not None
-    if failed and not won:  # no run can be charged for it, and nobody knows what it took
-        got = dataclasses.replace(got, usage=NO_USAGE)
-    tokens = got.usage.total_tokens
-    tx.changed(row)
-    row.tokens_used += tokens
-    row.cost_used += got.usage.cost
-    row.tokens_redone += tokens if attempt > 1 else 0
-    shared: dict[str, Any] = {
-        "run_id": run_id, "round": round_number, "request_key": key, "attempt": attempt, "model": model,
-        "provider": got.provider, "started_at": got.started_at, "duration": got.duration, "retries": got.retries,
-        "trace_id": row.trace_id if row.run_id == run_id else _trace_of(tx, session_id, run_id),
-        "late": not current or attempt < row.wait_attempt,
-    }  # fmt: skip
-    event: events.Event
-    if failed:
-        assert got.error is not None
-        told = got.error["message"][: events.ERROR_UNCUT]
-        event = events.ModelCallFailed(
-            **shared, error_code=got.error["code"], error_message=told, redone=attempt > 1 and tokens > 0,
-            usage=got.usage.to_wire() if tokens else None,
-        )  # fmt: skip
-    else:
-        event = events.ModelCallCompleted(
-            **shared, response_model=got.response_model, response_id=got.response_id, finish_reason=got.finish_reason,
-            usage=got.usage.to_wire(), first_chunk=got.first_chunk, redone=attempt > 1, tool_calls=len(got.tool_calls),
-        )  # fmt: skip
-    if not won:
-        charging.settle_late(tx, row, got.usage)
-        tx.append(row, event)
-        return AnswerResult(False)
-    row.run_usage = (Usage.from_wire(row.run_usage) + got.usage).to_wire()
-    charging.settle(tx, row, got.usage, rounds=0 if failed else 1)
-    message: Message | None = None
-    calls: tuple[CallState, ...] = ()
-    if failed:
-        aborted = got.error is not None and got.error["code"] == "aborted"
-        row.wait_error = None if aborted and steering.is_interrupted(tx, row) else got.error
-    else:
-        row.progress += 1
-        row.redone = 0  # while it waited, its process could do nothing
-        # A cancelled run keeps the late answer's text and usage, but its tool calls would never be answered.
-        wanted = got.tool_calls if row.cancel_reason is None and not purpose else ()
-        message, calls = _append_answer(tx, row, run_id, round_number, got, wanted, purpose)
-    tx.append(row, event)
-    row.wait, row.answer_key = None, key
-    ends_run = ends_run and not steering.unread(tx, row)
-    if row.cancel_reason is not None or ends_run:
-        row.answer_ended = 1
-        if row.cancel_reason is not None:
-            end_without_agent(tx, row)
-        else:
-            assert message is not None  # no failure ends a run here
-            finish_run(tx, row, Finish("completed", message.text))
-        return AnswerResult(True, message, ended=True)
-    tx.wake(row)
-    return AnswerResult(True, message, calls=calls)
-
-
-def _is_known(tx: Transaction, session_id: str, run_id: str, request_key: str) -> bool:
-    """Whether the log has this call's outcome: a commit that is tried again may have taken effect the first time, and
-    a gateway may have an answer still that the service before this one committed.
-
-    Read from the end back to the run's start: what is looked for is among the latest events as a rule.
-    """
-    mine = (EVENT.c.namespace == tx.namespace, EVENT.c.session_id == session_id)
-    latest = (
-        select(EVENT.c.seq, EVENT.c.type, EVENT.c.run_id, EVENT.c.body).order_by(EVENT.c.seq.desc()).limit(LOOKED_AT)
-    )
-    before = tx.session(session_id).seq + 1
-    while True:
-        found = tx.read(latest.where(*mine, EVENT.c.seq < before), session_id).all()
-        for event in found:
-            if event.run_id == run_id and event.type in OUTCOMES and event.body["request_key"] == request_key:
-                return True
-            if event.run_id == run_id and event.type == events.RunStarted.type:
-                return False
-        if len(found) < LOOKED_AT:
-            return False
-        before = found[-1].seq
-
-
-def _trace_of(tx: Transaction, session_id: str, run_id: str) -> str:
-    """The trace of a run that has ended."""
-    found: str | None = tx.read_one(SELECT_TRACE, session_id, session=session_id, run=run_id)
-    return found or trace_identifier(session_id, run_id)
-
-
-def _facts(got: ModelAnswer) -> dict[str, Any]:
-    """What is kept of an answer beside what it says."""
-    facts: dict[str, Any] = {"finish_reason": got.finish_reason}
-    if got.usage.input_tokens and not got.usage.estimated:
-        facts["input_tokens"] = got.usage.input_tokens
-    return {**facts, "provider": encodable(got.extra)} if got.extra else facts
-
-
-def _append_answer(
-    tx: Transaction,
-    row: SessionRow,
-    run_id: str,
-    round_number: int,
-    got: ModelAnswer,
-    wanted: tuple[tuple[str, str, str], ...],
-    purpose: str,
-) -> tuple[Message, tuple[CallState, ...]]:  # fmt: skip
-    calls = tuple(
-        CallState(
-            call_identifier(run_id, round_number, index),
-            "requested",
-            storable(name),
-            storable(arguments),
-            storable(provider_id),
-            index,
-        )
-        for index, (provider_id, name, arguments) in enumerate(wanted)
-    )
-    message = Message(
-        role="assistant",
-        content=storable(got.content) if got.content is not None else None,
-        tool_calls=tuple(ToolCall(call.call_id, call.tool, call.arguments, call.provider_id) for call in calls),
-        run_id=run_id,
-        round=round_number,
-        extra=_facts(got),
-        created_at=tx.now,
-        origin=purpose,
-        visibility=NEVER if purpose else ALWAYS,
-    )
-    seq = tx.append(row, message)
-    row.calls_open = len(calls)
-    for call in calls:
-        tx.insert(
-            TOOL_CALL,
-            {"session_id": row.session_id, "call_id": call.call_id, "run_id": run_id, "round": round_number,
-             "index": call.index, "tool": call.tool, "arguments": call.arguments, "provider_id": call.provider_id,
-             "state": "requested", "epoch": row.epoch, "executions": 0, "updated_at": tx.now},
-        )  # fmt: skip
-    return replace(message, seq=seq), calls

@@ -127,13 +127,13 @@ def create_session(
 
 def accept(
     tx: Transaction, session_id: str, run_id: str, content: Any, *, trace_id: str = "", parent_span_id: str = "",
-    source: str = "client", request_id: str = "", child_id: str = "",
+    source: str = "client", request_id: str = "", child_id: str = "", command: str = "",
 ) -> bool:  # fmt: skip
     """Accept an input as a run; True when it is new, False when the same one was accepted before.
 
     Args:
         request_id: of the client's request: also False if that was accepted by a session that had the id before.
-        child_id: the sub-agent whose end it tells.
+        child_id, command: the sub-agent, or the command, whose end it tells.
 
     Raises:
         UnknownSession: there is no such session.
@@ -161,7 +161,8 @@ def accept(
     event = events.RunAccepted(run_id=run_id, trace_id=trace_id, source=source, parent_span_id=parent_span_id)
     tx.append(row, event)
     payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}
-    tx.put_inbox(row, "input", run_id, {**payload, "child_id": child_id} if child_id else payload)
+    payload |= {"child_id": child_id} if child_id else {"command": command} if command else {}
+    tx.put_inbox(row, "input", run_id, payload)
     if row.wait == "idle":
         tx.wake(row)
     return True

@@ -22,6 +22,7 @@ def digests(spec: dict[str, Any], placement: str) -> set[str]:
     # After a handoff the session's placement is the other agent's, and it may come back.
     found = ({placement, spec.get("placement") or ""} - {""}) | set(spec.get("packages") or ())
     found |= {function["source"]["blob"] for _, function in functions(spec) if "blob" in function["source"]}
+    found |= {skill["blob"] for skill in spec.get("skills") or ()}
     for agent in below(spec):
         found |= digests(agent, agent.get("placement", ""))
     return found

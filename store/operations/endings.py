@@ -15,7 +15,7 @@ from understudy.records import Cancelled, Finish, InboxItem
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
-from . import background, follow_ups, groups, steering, wakeups
+from . import background, commands, follow_ups, groups, steering, wakeups
 from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, timer, told
 from .charging import deadline, settle
 from .partial import last_text, settle_calls, tools_used
@@ -303,7 +303,8 @@ def _leave(tx: Transaction, child: SessionRow, reason: str) -> None:
 
 
 def _leave_background(tx: Transaction, row: SessionRow, reason: str, run_id: str | None = None) -> None:
-    """The same for sub-agents in the background. Whose specification says `wait` goes on, and its end is told.
+    """The same for sub-agents in the background, and for commands, which are stopped. A sub-agent whose specification
+    says `wait` goes on, and its end is told.
 
     Args:
         run_id: the run that ends, and with it those that it has started; None if the session takes no more input: then
@@ -315,7 +316,9 @@ def _leave_background(tx: Transaction, row: SessionRow, reason: str, run_id: str
             child.abandoned = 1
         if child.on_parent_end == "cancel":
             request_cancel(tx, child, reason)
-    for item in background.news(tx, row, run_id) if run_id is not None else ():
+    commands.stop_all(tx, row, run_id)
+    untaken = [*background.news(tx, row, run_id), *commands.news(tx, row, run_id)] if run_id is not None else []
+    for item in untaken:
         _end_queued_run(tx, row, item, "cancelled", reason, asked=False)
 
 

@@ -9,7 +9,7 @@ from understudy.records import Ask
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
-from . import agents, wakeups
+from . import agents, commands, wakeups
 
 KINDS: tuple[
     tuple[
@@ -17,7 +17,7 @@ KINDS: tuple[
         Callable[[Transaction, SessionRow, str, float | None], str | None],
     ],
     ...,
-] = ((agents.jobs, agents.stop), (wakeups.jobs, wakeups.stop))
+] = ((agents.jobs, agents.stop), (wakeups.jobs, wakeups.stop), (commands.jobs, commands.stop))
 """Of each kind: what there is, and what stops one; that says what became of it, or None where it knows no such job."""
 
 

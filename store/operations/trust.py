@@ -47,6 +47,7 @@ def _of_spec(spec: dict[str, Any], placement: str, blobs: Mapping[str, bytes], d
         for kind, function in functions(spec)
         if function["source"].get("blob") in blobs
     }
+    found |= {f"the files of the skill {skill['name']}" for skill in spec.get("skills") or () if skill["blob"] in blobs}
     if blobs.keys() & set(spec.get("packages") or ()):
         found.add("packages of its job")
     for key in {placement, spec.get("placement") or ""} - {""}:  # that of copies of the agent is in its specification

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from understudy.events import Event, ModelCallCompleted, ToolFinished
-from understudy.messages import Message
+from understudy.messages import Message, text_of
 
 from ..db.statements import MESSAGE, TOOL_CALL
 
@@ -61,7 +61,7 @@ def _in_tool_call(connection: Connection, namespace: str, event: ToolFinished) -
     if call is None:
         return Said()
     if call["result"] is not None:
-        return Said(arguments=call["arguments"], result=call["result"].get("content"))
+        return Said(arguments=call["arguments"], result=text_of(call["result"].get("content")))
     results = (
         select(MESSAGE.c.body)
         .where(MESSAGE.c.namespace == namespace, MESSAGE.c.session_id == event.session_id, MESSAGE.c.role == "tool")
@@ -69,5 +69,5 @@ def _in_tool_call(connection: Connection, namespace: str, event: ToolFinished) -
         .order_by(MESSAGE.c.seq)
     )
     bodies: Iterable[Any] = connection.execute(results).scalars()
-    text = next((body["content"] for body in bodies if body.get("tool_call_id") == event.call_id), None)
+    text = next((text_of(body["content"]) for body in bodies if body.get("tool_call_id") == event.call_id), None)
     return Said(arguments=call["arguments"], result=text)

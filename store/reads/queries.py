@@ -21,6 +21,7 @@ from ..db.prepared import Row, first, objects, read
 from ..db.session_row import ActiveSession
 from ..db.statements import (
     CODE_BLOB,
+    COMMAND,
     DRAIN,
     EVENT,
     EXPORT_CURSOR,
@@ -50,6 +51,22 @@ class DueTimer(NamedTuple):
     session_id: str
     name: str
     due_at: int
+
+
+class NodeCommand(NamedTuple):
+    """A command of a node, at work or not.
+
+    Attributes:
+        closed: 1 if its session takes no more input.
+    """
+
+    session_id: str
+    key: str
+    call_id: str
+    state: str
+    stop_at: int
+    ended_at: int
+    closed: int
 
 
 class Checkpoint(NamedTuple):
@@ -142,6 +159,15 @@ SELECT_TIMERS = (
         SESSION.c.node_id == bindparam("node"),
     )
     .order_by(TIMER.c.due_at)
+)  # fmt: skip
+SELECT_COMMANDS = (
+    select(*columns_of(COMMAND, NodeCommand), SESSION.c.closed)
+    .join(SESSION, and_(SESSION.c.namespace == COMMAND.c.namespace, SESSION.c.session_id == COMMAND.c.session_id))
+    .where(
+        COMMAND.c.namespace == bindparam("ns"), COMMAND.c.node_id == bindparam("node"),
+        or_(COMMAND.c.ended_at == 0, COMMAND.c.ended_at > bindparam("since")),
+    )
+    .order_by(COMMAND.c.ended_at > 0, COMMAND.c.ended_at.desc(), COMMAND.c.key)
 )  # fmt: skip
 SELECT_BLOB = select(CODE_BLOB.c.data).where(
     CODE_BLOB.c.namespace == bindparam("ns"), CODE_BLOB.c.digest == bindparam("digest")
@@ -358,6 +384,12 @@ def activations(connection: Connection, namespace: str, session_ids: Iterable[st
 def timers(connection: Connection, namespace: str, node_id: str, until: int) -> list[DueTimer]:
     """Timers of sessions at home on a node that are due by a time (microseconds), the first one first."""
     return objects(connection, SELECT_TIMERS, DueTimer, ns=namespace, node=node_id, until=until)
+
+
+def commands_of_node(connection: Connection, namespace: str, node_id: str, since: int) -> list[NodeCommand]:
+    """The commands of a node: first those at work, then those that have ended since a time (microseconds), the last
+    one first."""
+    return objects(connection, SELECT_COMMANDS, NodeCommand, ns=namespace, node=node_id, since=since)
 
 
 def blob(connection: Connection, namespace: str, digest: str) -> bytes | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from understudy.commands import LOST
 from understudy.errors import (
     ArchiveVersion,
     InvalidArchive,
@@ -36,6 +37,7 @@ from ..db.session_row import SessionRow
 from ..db.statements import (
     ACCOUNT,
     ACCOUNT_KEY,
+    COMMAND,
     EVENT,
     INBOX,
     MESSAGE,
@@ -54,7 +56,8 @@ from ..transaction import Transaction
 FORMAT = "understudy-archive"
 VERSION = 1
 PARTS = {
-    table.name: table for table in (RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, NOTE)
+    table.name: table
+    for table in (RUN, MESSAGE, EVENT, TOOL_CALL, INBOX, ACCOUNT, RESERVATION, TIMER, QUESTION, NOTE, COMMAND)
 }
 ORDER = {
     "run": RUN.c.accepted_at,
@@ -387,6 +390,11 @@ def _insert(tx: Transaction, archive: Archive) -> None:
                     {**item, "writer": IMPORTS, "writer_seq": writer_seq + index + 1} for index, item in enumerate(rows)
                 ]
                 writer_seq += len(rows)
+            if name == "command":  # what is at work elsewhere is not found here
+                rows = [
+                    item if item["ended_at"] else {**item, "state": LOST, "ended_at": tx.now, "node_id": ""}
+                    for item in rows
+                ]
             if name != "reservation" or row["accounts"] is not None:
                 _rows(tx, table, rows)
     _take_off(tx, top["session_id"])

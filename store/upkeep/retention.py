@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from understudy.errors import Conflict, SessionActive, UnknownSession
 
-from ..db.statements import EVENT, EXPORT_CURSOR, MESSAGE, METRIC_STATE, RUN, SESSION, TIMER
+from ..db.statements import COMMAND, EVENT, EXPORT_CURSOR, MESSAGE, METRIC_STATE, RUN, SESSION, TIMER
 from ..operations import code, notes, requests
 from ..operations.wakeups import WAKEUP_TIMER
 from ..transaction import Transaction
@@ -48,7 +48,7 @@ def finished_trees(connection: Connection, namespace: str, before: int) -> list[
     """Roots of trees without any work, in which nothing happened since `before` (microseconds since 1970 UTC)."""
     statement = (
         select(SESSION.c.root_id)
-        .where(SESSION.c.namespace == namespace, SESSION.c.root_id.not_in(_with_wakeups(namespace)))
+        .where(SESSION.c.namespace == namespace, SESSION.c.root_id.not_in(_with_jobs(namespace)))
         .group_by(SESSION.c.root_id)
         .having(and_(func.max(SESSION.c.updated_at) < before, *_idle()))
         .order_by(func.max(SESSION.c.updated_at))
@@ -60,13 +60,12 @@ def _idle() -> tuple[Any, ...]:
     return func.max(SESSION.c.active) == 0, func.sum(SESSION.c.inbox_count) == 0
 
 
-def _with_wakeups(namespace: str) -> Any:
-    """Selects the roots of trees that will have work, unasked."""
-    wakeup = and_(
-        SESSION.c.namespace == TIMER.c.namespace, SESSION.c.session_id == TIMER.c.session_id,
-        TIMER.c.name.startswith(WAKEUP_TIMER),
-    )  # fmt: skip
-    return select(SESSION.c.root_id).join_from(TIMER, SESSION, wakeup).where(TIMER.c.namespace == namespace)
+def _with_jobs(namespace: str) -> Any:
+    """Selects the roots of trees that will have work, unasked: they have wakeups, or commands at work."""
+    woken = select(TIMER.c.session_id).where(TIMER.c.namespace == namespace, TIMER.c.name.startswith(WAKEUP_TIMER))
+    told = select(COMMAND.c.session_id).where(COMMAND.c.namespace == namespace, COMMAND.c.ended_at == 0)
+    jobs = or_(SESSION.c.session_id.in_(woken), SESSION.c.session_id.in_(told))
+    return select(SESSION.c.root_id).where(SESSION.c.namespace == namespace, jobs)
 
 
 def sessions_with_events(connection: Connection, namespace: str, before: int) -> list[str]:
@@ -122,7 +121,7 @@ def tree_to_drop(connection: Connection, namespace: str, root_id: str, before: i
         raise SessionActive(f"session {busy} has work to do", session_id=root_id)
     if busy is not None or (before is not None and max(row.updated_at for row in rows) >= before):
         return Removed(kept="at work")
-    if before is not None and connection.execute(_with_wakeups(namespace).where(SESSION.c.root_id == root_id)).first():
+    if before is not None and connection.execute(_with_jobs(namespace).where(SESSION.c.root_id == root_id)).first():
         return Removed(kept="at work")
     ids = tree.with_only_columns(SESSION.c.session_id)
     if _first_unexported(connection, namespace, ids):

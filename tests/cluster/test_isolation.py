@@ -307,7 +307,7 @@ def value(name: str) -> str:
     return f"{os.environ[name]} {len(os.environ[name])}"
 
 def ask(text, **fields):
-    spec = AgentSpec(name="a", tools=[variables, value, "bash"], allow_bash=True, workspace=".", **fields)
+    spec = AgentSpec(name="a", tools=[variables, value, "bash"], sandbox="none", workspace=".", **fields)
     return cluster.spawn(spec).send(text)
 
 with Cluster.connect() as cluster:

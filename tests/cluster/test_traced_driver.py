@@ -46,7 +46,7 @@ def test_one_trace_from_the_driver_into_a_command(
         }.items():
             monkeypatch.setenv(name, value)
         with Cluster.connect(dsn, max_actors=2) as cluster:
-            spec = AgentSpec(name="clerk", model="offline", tools=["bash"], allow_bash=True, workspace=str(tmp_path))
+            spec = AgentSpec(name="clerk", model="offline", tools=["bash"], sandbox="none", workspace=str(tmp_path))
             session = cluster.spawn(spec, session_id="traced")
             tracer = TracerProvider().get_tracer("driver")
             with tracer.start_as_current_span("request") as span:

@@ -31,6 +31,7 @@ from understudy.messages import Message
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
+from understudy.ports import TaskRunner
 from understudy.prices import Price
 from understudy.protocol import News, packed, unpacked
 from understudy.store.check.check import check
@@ -141,6 +142,7 @@ class Kernel:
 
     Attributes:
         peers: the other nodes; one that is missing here can't be told anything.
+        profile: more of the model profile that all agents have.
         telemetry: variables of `understudy.telemetry`; exporters read `os.environ` as well.
         numbers: of the frames to come.
         points: labels of what has happened so far: calls, commits, and what tools say.
@@ -158,8 +160,11 @@ class Kernel:
         node_id: str = "node1",
         prices: Mapping[str, Price] | None = None,
         telemetry: Mapping[str, str] | None = None,
+        profile: Mapping[str, Any] | None = None,
+        runner: TaskRunner | None = None,
     ) -> None:
         self.node_id = node_id
+        self._profile = profile or {}
         self.nodes = [node_id]
         self.peers: dict[str, Kernel] = {}
         self.dsn = dsn
@@ -173,6 +178,7 @@ class Kernel:
         self.points: list[str] = []
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
         self._prices = prices or {}
+        self._runner = runner
         self.gateway = LocalGateway(lambda: GatewayCalls(Gateway(backoff=0.001, backoff_max=0.002)))
         self.node = LocalNode(self._made)
         self.numbers = itertools.count()
@@ -184,10 +190,11 @@ class Kernel:
         """A node service, with a point before each of its transactions and one after it."""
         config = NodeConfig(
             self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
+            command_directory=str(self.directory / f"commands-{self.node_id}"),
             telemetry=self.telemetry, prices=self._prices,
         )  # fmt: skip
-        service = NodeService(config, self.gateway, self._tell)
-        service.profiles.learn(ModelProfile("offline", "key", self.server.url))
+        service = NodeService(config, self.gateway, self._tell, runner=self._runner)
+        service.profiles.learn(ModelProfile("offline", "key", self.server.url, **self._profile))
         if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
         submit_all = service.journal.submit_all
@@ -506,11 +513,15 @@ async def running(
     server: OfflineServer | None = None,
     prices: Mapping[str, Price] | None = None,
     telemetry: Mapping[str, str] | None = None,
+    profile: Mapping[str, Any] | None = None,
+    runner: TaskRunner | None = None,
     **options: Any,
 ) -> AsyncIterator[Kernel]:
     """A kernel with its own offline model, unless one is given."""
     made = server or OfflineServer(**options).start()
-    kernel = Kernel(dsn, made, directory, prices=prices, telemetry=telemetry)
+    kernel = Kernel(
+        dsn, made, directory, prices=prices, telemetry=telemetry, profile=profile, runner=runner
+    )  # fmt: skip
     try:
         await kernel.start(frames)
         try:

@@ -398,3 +398,24 @@ async def one_death(
     if len(different) > (used is pay) or not all("interrupted" in text for text in different):
         found.append(f"{deaths.where}: {different}")
     return found
+
+
+async def test_rules_for_commands(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given rules of an agent's sandbox, then a command that one denies is refused, one that is asked about waits for a
+    person, and all others run; what a person puts in a command's place is judged, too."""
+    rules = [{"command": "touch denied*", "action": "deny"}, {"command": "touch asked*", "action": "ask"}]
+    calls = [("bash", {"command": f"cd . && touch {name}"}) for name in ("free", "denied", "asked", "asked2")]
+    sandbox, work = {"backend": "none", "rules": rules}, tmp_path / "work"
+    work.mkdir()
+    await begin(kernel, calls, "done", tools=["bash"], workspace=str(work), sandbox=sandbox)
+    questions = await kernel.paused("s")
+    assert ["touch asked" in question["prompt"] for question in questions] == [True, True]
+    assert "The rule for 'touch asked*' asks" in questions[0]["prompt"]
+    await decide(kernel, "approve", "r/1/2")
+    await decide(kernel, "approve", "r/1/3", text=json.dumps({"command": "touch denied3"}))
+    assert (await kernel.end("s"))["status"] == "completed"
+    results = await kernel.results()
+    denied = "not executed: the agent's rules deny commands like 'touch denied*'"
+    assert [result.splitlines()[-1] for result in results] == ["[exit code 0]", denied, "[exit code 0]", denied]
+    made = [name for name in ("free", "denied", "denied3", "asked", "asked2") if (work / name).exists()]
+    assert made == ["free", "asked"]

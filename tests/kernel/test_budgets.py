@@ -390,7 +390,7 @@ async def test_a_limit_of_money_needs_prices(store: str, tmp_path: Path) -> None
 
 async def test_usage_that_is_missing_is_estimated(store: str, tmp_path: Path) -> None:
     """Where the endpoint does not count, the input is taken as it was reserved, the reply by its length; all say so."""
-    with patch("understudy.gateway.sse.read_usage", return_value=None):
+    with patch("understudy.gateway.chat.read_usage", return_value=None):
         async with k.running(store, tmp_path, prices=CHEAP) as kernel:
             run = await kernel.run("s", k.spec(k.script("x" * 300), budget=[{"tokens": 1_000}]))
             body = kernel.server.requests[0].body

@@ -26,7 +26,7 @@ async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
 def lead(**call: Any) -> dict[str, Any]:
     """An agent whose model makes this call, and then says that it is done."""
     made = k.spec(k.script([("spawn_agent", {"task": "dig", **call})], "done"), ["spawn_agent", "wait"])
-    tools = [offered(tool, LIMITS) for tool in made["tools"]]
+    tools = [offered(tool, LIMITS, {}) for tool in made["tools"]]
     return {**made, "tools": tools, "delegation": LIMITS}
 
 

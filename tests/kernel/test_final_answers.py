@@ -13,7 +13,7 @@ from understudy.actors.hooks import describe_hook
 from understudy.records import ModelAnswer
 from understudy.store.db.statements import SESSION
 from understudy.store.journal import Journal
-from understudy.store.operations import batches
+from understudy.store.operations import model_calls
 
 from . import kernel as k
 
@@ -107,7 +107,7 @@ async def test_an_answer_that_another_service_committed_lets_the_next_run_begin(
             other = Journal(database, kernel.namespace, "other", lambda _: None)
             other.start()
             await other.submit(
-                lambda tx: batches.answer(
+                lambda tx: model_calls.answer(
                     tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation,
                     ends_run=True,
                 )

@@ -19,7 +19,7 @@ from understudy.events import Event
 from understudy.messages import Usage
 from understudy.observability.traces import TraceSpan, trace_of
 from understudy.records import ModelAnswer
-from understudy.store.operations import activation, batches, progress
+from understudy.store.operations import model_calls, progress
 from understudy.store.reads import traces
 from understudy.store.transaction import Transaction
 from understudy.store.upkeep import retention
@@ -319,12 +319,12 @@ async def test_a_late_answer_is_in_its_runs_trace(tmp_path: Path) -> None:
         [row] = await kernel.service.reading.active(None, session_ids=["s"])
         held = row.activation
         await kernel.service.journal.submit(
-            lambda tx: activation.reissue(tx, held, row.frame_id, "elsewhere", "offline")
+            lambda tx: model_calls.reissue(tx, held, row.frame_id, "elsewhere", "offline")
         )
         await kernel.end("s")
         late = ModelAnswer(content="late", usage=Usage(1, 1))
         answered = {"model": "offline", "got": late, "incarnation": held.incarnation}
-        await kernel.service.journal.submit(lambda tx: batches.answer(tx, "s", "r", 1, 2, **answered))
+        await kernel.service.journal.submit(lambda tx: model_calls.answer(tx, "s", "r", 1, 2, **answered))
         spans = await trace(kernel, "s")
     calls = [span for span in spans if span.operation == "chat"]
     assert len({span.span_id for span in calls}) == len(calls) == 3

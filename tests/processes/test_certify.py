@@ -364,7 +364,7 @@ def test_a_run_that_does_not_end_is_told(tmp_path: Path) -> None:
         ("agent.json", "{", "is not JSON"),
         ("agent.toml", 'name = "a"', "there is no input"),
         ("agent.toml", 'name = "a"\ninput = 3', "input: must be a text"),
-        ("agent.toml", 'name = "a"\ninput = "go"\ntools = ["bash"]', "allow_bash"),
+        ("agent.toml", 'name = "a"\ninput = "go"\nsandbox = "jail"', "sandbox.backend"),
     ],
 )
 def test_a_bad_file_is_a_usage_error(tmp_path: Path, name: str, text: str, told: str) -> None:

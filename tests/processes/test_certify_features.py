@@ -83,7 +83,12 @@ def reads_on(body: dict[str, Any]) -> Reply:
     return Reply(text="read all") if unread is None else Reply(tool_calls=(("look", {"name": f"big{unread}.txt"}),))
 
 
-for policy in (looks_then_answers, answers_wrongly_first, leads, reads_on):
+def reads_then_answers(body: dict[str, Any]) -> Reply:
+    """A skill is read, then there is an answer."""
+    return Reply(tool_calls=(("load_skill", {"name": "shelf"}),)) if said(body) == 0 else Reply(text="read")
+
+
+for policy in (looks_then_answers, answers_wrongly_first, leads, reads_on, reads_then_answers):
     register_policy(f"certify-{policy.__name__}", policy)
 
 
@@ -104,6 +109,15 @@ def test_typed_output(tmp_path: Path) -> None:
     }  # fmt: skip
     found = agent_of(tmp_path, answers_wrongly_first, output_type=schema).certified("--points", "8", exit_code=0)
     assert (found["rounds"], found["status"], states(found)) == (3, "completed", {EQUAL})
+
+
+def test_skills(tmp_path: Path) -> None:
+    """A skill that is read is the same after each death."""
+    (tmp_path / "shelf").mkdir()
+    (tmp_path / "shelf" / "SKILL.md").write_text("---\nname: shelf\ndescription: d\n---\nLook there.")
+    found = agent_of(tmp_path, reads_then_answers, skills=["shelf"]).certified("--points", "6", exit_code=0)
+    assert (found["rounds"], found["status"], states(found)) == (2, "completed", {EQUAL})
+    assert verdicts(found)["load_skill"] == SAFE
 
 
 def test_hooks_that_act_and_memory(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_without_a_home_directory_doctor_says_what_to_set(tmp_path: Path, monkey
     assert "set HOME or XDG_STATE_HOME" in told[-1].found
     told = doctor.examine(f"sqlite:///{tmp_path}/store.db")
     assert {check.name for check in told if not check.ok} == {"disk", "ray"}
+    assert any(check.name == "sandbox" and "bubblewrap" in check.found for check in told)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "not" / "yet"))
     monkeypatch.setattr(doctor, "running_address", lambda: None)
     assert all(check.ok for check in doctor.examine(None))

@@ -14,48 +14,57 @@ from pathlib import Path
 
 import pytest
 
-from understudy.actors import shell
-from understudy.actors.shell import KEPT_BYTES, bash
+from understudy.actors import guarded
+from understudy.actors.shell import _text, bash
 from understudy.actors.tools import ToolContext
+from understudy.confinement import MAX_SECONDS, Confinement
 from understudy.errors import ToolError
+
+HALF = Confinement().output // 2
+BACKENDS = ("none", "bubblewrap")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> ToolContext:
-    return context_of(str(tmp_path))
+def context(tmp_path: Path, backend: str) -> ToolContext:
+    return context_of(str(tmp_path), backend)
 
 
-def context_of(workspace: str | None) -> ToolContext:
-    return ToolContext(session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a", workspace=workspace)
+def context_of(workspace: str | None, backend: str = "none") -> ToolContext:
+    confinement = Confinement(backend=backend)
+    return ToolContext(
+        session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a", workspace=workspace,
+        confinement=confinement,
+    )  # fmt: skip
 
 
-class Announced:
-    """Processes that a command announces through a pipe in its workspace; it goes on once they are known."""
+class Alive:
+    """Whether processes of a command live: they hold a pipe in its workspace open, whatever their ids are."""
 
     def __init__(self, folder: Path) -> None:
-        self.pipe = folder / "announced"
-        self.known = folder / "known"
-        os.mkfifo(self.pipe)
-        os.mkfifo(self.known)
+        self._pipe = folder / "alive"
+        os.mkfifo(self._pipe)
+        self._descriptor = -1
 
-    def wait(self) -> list[int]:
-        """Handles of the announced processes; blocks until there are some."""
-        handles = [os.pidfd_open(int(pid)) for pid in self.pipe.read_text().split()]
-        self.known.write_text("\n")
-        return handles
+    def begun(self) -> None:
+        """Blocks until all of them have begun."""
+        self._descriptor = os.open(self._pipe, os.O_RDONLY)
+        assert os.read(self._descriptor, 10) == b"begun\n"
 
-
-def assert_gone(handles: list[int]) -> None:
-    """Every process has ended, or does within the test's own patience."""
-    assert handles
-    for handle in handles:
+    def assert_gone(self) -> None:
+        """Every process has ended, or does within the test's own patience."""
         poll = select.poll()
-        poll.register(handle, select.POLLIN)
+        poll.register(self._descriptor, select.POLLHUP)
         assert poll.poll(30_000), "a process of the command is still alive"
-        os.close(handle)
+        os.close(self._descriptor)
 
 
-ANNOUNCE = 'sleep 1000 & (trap "" TERM; sleep 1000; sleep 1000) & echo $$ $(jobs -p) > announced; read _ < known; '
+BEGIN = 'exec 9>alive; sleep 1000 & (trap "" TERM; sleep 1000; sleep 1000) & echo begun >&9; '
 
 
 class TestResult:
@@ -66,9 +75,10 @@ class TestResult:
         assert await bash("true", context) == "[exit code 0]"
 
     async def test_death_by_signal_is_told(self, context: ToolContext) -> None:
-        """A command that is killed reports it, also when it kills its whole group."""
+        """A command that is killed reports it, also when it kills its whole group; a sandbox's group is its own."""
         assert "[exit code 137]" in await bash("kill -KILL $$", context)
-        assert await bash("kill -KILL 0", context) == "[killed by SIGKILL]"
+        told = "[exit code 137]" if context.confinement.backend == "bubblewrap" else "[killed by SIGKILL]"
+        assert await bash("kill -KILL 0", context) == told
 
     async def test_no_input(self, context: ToolContext) -> None:
         """Reading standard input ends at once."""
@@ -82,6 +92,8 @@ class TestResult:
         """Without a workspace nothing runs, nor does a command that no process can be given."""
         with pytest.raises(ToolError, match="workspace"):
             await bash("true", context_of(None))
+        with pytest.raises(ToolError, match="can't be started: Argument list too long"):
+            await bash("#" * 200_000, context_of(str(tmp_path)))
         with pytest.raises(ToolError, match="NUL"):
             await bash("a\0b", context_of(str(tmp_path)))
 
@@ -94,9 +106,11 @@ class TestResult:
 
 class TestEnvironment:
     async def test_a_command_has_what_tools_have(self, context: ToolContext, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its environment is that of its process, which has what tools get and no more (`understudy.environment`)."""
+        """Without a sandbox, its environment is that of its process, which has what tools get and no more
+        (`understudy.environment`); in one there is nothing of that, also not in the processes that hold it together."""
         monkeypatch.setenv("NAMED_BY_THE_AGENT", "shown")
-        assert "NAMED_BY_THE_AGENT=shown\n" in await bash("env", context)
+        found = await bash("cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'; env", context)
+        assert ("NAMED_BY_THE_AGENT=shown\n" in found) is (context.confinement.backend == "none")
 
     async def test_no_file_descriptor_is_inherited(self, context: ToolContext) -> None:
         """A command has its three standard streams and nothing of the frame's."""
@@ -108,7 +122,7 @@ class TestOutput:
     async def test_endless_output_is_bounded(self, context: ToolContext) -> None:
         """`yes` can't fill memory: beginning and end are kept, and it is said how much is not."""
         output = await bash("echo first; yes", context, timeout=1)
-        assert len(output) < 2 * KEPT_BYTES + 300
+        assert len(output) < 2 * HALF + 300
         assert output.startswith("first\ny\n")
         assert "bytes are left out" in output
         assert "[timed out after 1 s" in output
@@ -117,99 +131,101 @@ class TestOutput:
         """Whatever the chunks, up to twice the kept size is whole, and beyond it head, tail and count are right."""
 
         async def fill(total: int, chunk: int) -> str:
-            output = shell._Output()
+            output = guarded.Output(2 * HALF)
             data = bytes(97 + number % 26 for number in range(total))
             for start in range(0, total, chunk):
                 output.data_received(data[start : start + chunk])
-                assert len(output._tail) <= 2 * KEPT_BYTES
-            return output.text()
+                assert len(output._tail) <= 2 * HALF
+            return _text(guarded.Ended(0, False, output.kept(), output.left_out))
 
-        for chunk in (997, KEPT_BYTES, 3 * KEPT_BYTES):
-            whole = asyncio.run(fill(2 * KEPT_BYTES, chunk))
-            assert len(whole) == 2 * KEPT_BYTES
+        for chunk in (997, HALF, 3 * HALF):
+            whole = asyncio.run(fill(2 * HALF, chunk))
+            assert len(whole) == 2 * HALF
             assert "left out" not in whole
-            cut = asyncio.run(fill(5 * KEPT_BYTES + 7, chunk))
-            assert f"[… {3 * KEPT_BYTES + 7} bytes are left out …]" in cut
+            cut = asyncio.run(fill(5 * HALF + 7, chunk))
+            assert f"[… {3 * HALF + 7} bytes are left out …]" in cut
             assert cut.startswith("abc")
-            assert cut.endswith(chr(97 + (5 * KEPT_BYTES + 6) % 26))
+            assert cut.endswith(chr(97 + (5 * HALF + 6) % 26))
 
 
 class TestNothingIsLeft:
     async def test_background_processes_end_with_the_command(self, context: ToolContext, tmp_path: Path) -> None:
         """A command that leaves processes behind returns at once, and they are killed."""
-        announced = Announced(tmp_path)
-        command = asyncio.create_task(bash(ANNOUNCE, context))
-        handles = await asyncio.to_thread(announced.wait)
+        alive = Alive(tmp_path)
+        command = asyncio.create_task(bash(BEGIN, context))
+        await asyncio.to_thread(alive.begun)
         assert await command == "[exit code 0]"
-        assert_gone(handles)
+        alive.assert_gone()
 
     async def test_timeout_kills_the_whole_group(
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """SIGTERM first, so that a command can clean up; SIGKILL for what ignores it."""
-        monkeypatch.setattr(shell, "TERMINATE_GRACE", 0.2)
-        announced = Announced(tmp_path)
-        command = asyncio.create_task(bash(f"trap 'echo cleaned; exit' TERM; {ANNOUNCE} wait", context, timeout=1))
-        handles = await asyncio.to_thread(announced.wait)
+        monkeypatch.setattr(guarded, "TERMINATE_GRACE", 0.2)
+        alive = Alive(tmp_path)
+        command = asyncio.create_task(bash(f"trap 'echo cleaned; exit' TERM; {BEGIN} wait", context, timeout=1))
+        await asyncio.to_thread(alive.begun)
         output = await command
         assert output.startswith("cleaned\n")
         assert output.endswith("[timed out after 1 s: the command and what it started were killed]")
-        assert_gone(handles)
+        alive.assert_gone()
 
     async def test_command_that_ignores_sigterm_is_killed(
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nothing that a command does about SIGTERM keeps it alive."""
-        monkeypatch.setattr(shell, "TERMINATE_GRACE", 0.2)
-        announced = Announced(tmp_path)
-        command = asyncio.create_task(bash(f"trap '' TERM; {ANNOUNCE} wait", context, timeout=1))
-        handles = await asyncio.to_thread(announced.wait)
+        monkeypatch.setattr(guarded, "TERMINATE_GRACE", 0.2)
+        alive = Alive(tmp_path)
+        command = asyncio.create_task(bash(f"trap '' TERM; {BEGIN} wait", context, timeout=1))
+        await asyncio.to_thread(alive.begun)
         assert "timed out" in await command
-        assert_gone(handles)
+        alive.assert_gone()
 
     async def test_cancelling_kills_the_whole_group(
         self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A cancelled call leaves no process, and is over when the cancellation is reported."""
-        monkeypatch.setattr(shell, "CANCEL_GRACE", 0.2)
-        announced = Announced(tmp_path)
-        command = asyncio.create_task(bash(f"{ANNOUNCE} wait", context))
-        handles = await asyncio.to_thread(announced.wait)
+        monkeypatch.setattr(guarded, "CANCEL_GRACE", 0.2)
+        alive = Alive(tmp_path)
+        command = asyncio.create_task(bash(f"{BEGIN} wait", context))
+        await asyncio.to_thread(alive.begun)
         command.cancel()
         with pytest.raises(asyncio.CancelledError):
             await command
-        assert_gone(handles)
+        alive.assert_gone()
 
-    def test_killed_frame_takes_its_commands_along(self, tmp_path: Path) -> None:
+    def test_killed_frame_takes_its_commands_along(self, tmp_path: Path, backend: str) -> None:
         """SIGKILL of the process that runs the tool ends the command and everything it started."""
-        announced = Announced(tmp_path)
+        alive = Alive(tmp_path)
         code = f"""
 import asyncio
-from understudy.actors.shell import bash
+from understudy.actors.shell import _text, bash
 from understudy.actors.tools import ToolContext
+from understudy.confinement import Confinement
 context = ToolContext(
-    session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a", workspace={str(tmp_path)!r}
+    session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a", workspace={str(tmp_path)!r},
+    confinement=Confinement(backend={backend!r}),
 )
-asyncio.run(bash({ANNOUNCE + "wait"!r}, context))
+asyncio.run(bash({BEGIN + "wait"!r}, context))
 """
         frame = subprocess.Popen([sys.executable, "-c", code])
-        handles = announced.wait()
+        alive.begun()
         frame.send_signal(signal.SIGKILL)
         assert frame.wait() == -signal.SIGKILL
-        assert_gone(handles)
+        alive.assert_gone()
 
     async def test_process_that_left_the_group_does_not_hold_up_the_result(
-        self, context: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A daemon with the command's output open is out of reach, and not waited for."""
-        monkeypatch.setattr(shell, "DRAIN_SECONDS", 0.05)
-        announced = Announced(tmp_path)
-        daemon = "echo $$ > announced; read _ < known; exec sleep 1000"
-        command = asyncio.create_task(bash(f"setsid sh -c '{daemon}' & wait $!", context, 1))
-        (handle,) = await asyncio.to_thread(announced.wait)
+        """Without a sandbox, a daemon with the command's output open is out of reach, and not waited for."""
+        monkeypatch.setattr(guarded, "DRAIN_SECONDS", 0.05)
+        alive = Alive(tmp_path)
+        daemon = 'trap "" TERM; exec 9>alive; echo $$ >daemon; echo begun >&9; exec sleep 1000'
+        command = asyncio.create_task(bash(f"setsid sh -c '{daemon}' & wait $!", context_of(str(tmp_path)), 1))
+        await asyncio.to_thread(alive.begun)
         assert "timed out" in await command
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        assert_gone([handle])
+        os.kill(int((tmp_path / "daemon").read_text()), signal.SIGKILL)
+        alive.assert_gone()
 
     async def test_no_descriptor_or_thread_is_leaked(self, context: ToolContext) -> None:
         """Many commands, failing ones too, leave the process as it was."""
@@ -226,12 +242,12 @@ def test_crash_policy_and_schema() -> None:
     definition = bash.__understudy_tool__
     assert definition.on_crash == "report"
     assert definition.timeout is not None
-    assert definition.timeout > shell.MAX_TIMEOUT
+    assert definition.timeout > MAX_SECONDS
     assert set(definition.schema["properties"]) == {"command", "timeout"}
 
 
-async def test_a_command_knows_the_span_of_its_call(tmp_path: Path) -> None:
+async def test_a_command_knows_the_span_of_its_call(tmp_path: Path, backend: str) -> None:
     """`TRACEPARENT` is in its environment, for programs that go on with the trace; without a trace there is none."""
-    traced = replace(context_of(str(tmp_path)), traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+    traced = replace(context_of(str(tmp_path), backend), traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
     assert (await bash('echo "<$TRACEPARENT>"', traced)).startswith(f"<{traced.traceparent}>")
-    assert (await bash('echo "<$TRACEPARENT>"', context_of(str(tmp_path)))).startswith("<>")
+    assert (await bash('echo "<$TRACEPARENT>"', context_of(str(tmp_path), backend))).startswith("<>")

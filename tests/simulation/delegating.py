@@ -60,7 +60,7 @@ def delegating(chosen: random.Random, work: Work) -> Work:
             )
         ),
     }
-    tools = [offered(tool, limits) for tool in work.spec["tools"]]
+    tools = [offered(tool, limits, {}) for tool in work.spec["tools"]]
     like_a_child = {
         "restart_type": chosen.choice(("temporary", "transient", "permanent")),
         "on_parent_end": chosen.choice(("cancel", "abandon", "wait")),

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.agents import CHILD
+from understudy.commands import COMMAND
 from understudy.events import ModelCallStarted, RunFinished, SteerDropped, TimerFired, TimerSet, ToolFinished
 from understudy.identifiers import COPIED
-from understudy.messages import CUT_OFF, FOLD
+from understudy.messages import CUT_OFF, FOLD, Message
 from understudy.observability.metrics import Metrics
 from understudy.observability.spans import spans_of
 from understudy.placement import is_isolated
+from understudy.store.db import statements
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
 
@@ -63,7 +65,8 @@ class Ending:
             active = select(SESSION.c.session_id).where(SESSION.c.active == 1)
             timers = select(TIMER.c.session_id).join(SESSION, SESSION.c.session_id == TIMER.c.session_id)
             due = timers.where(SESSION.c.status != "quarantined")
-            return [*connection.execute(active).scalars(), *connection.execute(due).scalars()]
+            told = select(statements.COMMAND.c.session_id).where(statements.COMMAND.c.ended_at == 0)
+            return [found for wanted in (active, due, told) for found in connection.execute(wanted).scalars()]
 
     def check(self) -> None:
         """Everything that must hold when all work is done."""
@@ -76,7 +79,13 @@ class Ending:
             self._results(connection)
             self._waits(connection)
             self._steers(connection)
-            violations = (background.violations, delegating.violations, self._seen.recalled.violations, jobs.violations)
+            violations = (
+                background.violations,
+                delegating.violations,
+                self._seen.recalled.violations,
+                jobs.violations,
+                self._world.commands.violations,
+            )
             for judged in violations:
                 for text in judged(connection, self._world.counts):
                     self._violated(text)
@@ -142,7 +151,7 @@ class Ending:
             (row.session_id, row.error["message"])
             for row in connection.execute(
                 select(RUN.c.session_id, RUN.c.error).where(
-                    RUN.c.status == "cancelled", RUN.c.merged_into == "", RUN.c.source != CHILD
+                    RUN.c.status == "cancelled", RUN.c.merged_into == "", RUN.c.source.not_in((CHILD, COMMAND))
                 )
             )
             if row.session_id in roots and row.error["message"].startswith("cancel ")
@@ -247,7 +256,7 @@ class Ending:
             for row in connection.execute(select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id, TOOL_CALL.c.tool))
         }
         for session_id, body in connection.execute(statement):
-            call_id, text = body["tool_call_id"], body["content"]
+            call_id, text = body["tool_call_id"], Message("tool", body["content"]).text
             call = calls.get((session_id, call_id))
             if call is None or call.tool not in POLICY_OF or call_id.startswith(COPIED):
                 continue
@@ -301,7 +310,7 @@ class Ending:
                     continue
                 task = ""
             pieces, cut_off = [last.body["content"]], 0
-            course = [message for message in messages if message.body.get("origin") not in (STEER, CHILD)]
+            course = [message for message in messages if message.body.get("origin") not in (STEER, CHILD, COMMAND)]
             for asked, reply in zip(course[-2::-2], course[-3::-2], strict=False):
                 if asked.body.get("origin") != "continuation":
                     break

@@ -19,23 +19,28 @@ from understudy.messages import CUT_OFF
 from understudy.testing.policies import Refusal, Reply, content_text, default_policy
 from understudy.testing.protocol import Completion, check_body, error_body
 from understudy.testing.rate_limit import MINUTE, RateLimit
+from understudy.testing.responses import chat_body
 
-from . import typed
+from . import commands, typed
 from .background import named, unheard
 from .folding import summary, unfolded
 from .handoffs import to_one_of
 from .plan import STEER
+from .responses import Responses
 
 
 class Endpoint(httpx2.AsyncBaseTransport):
-    """Answers chat completions, streamed, in virtual time.
+    """Answers chat completions, or requests for responses in the background, streamed, in virtual time.
 
     Attributes:
         calls: how often each model call was made, by its wait key: one that is made again is paid again.
         refused: what was not acceptable to a real endpoint; must stay empty.
         storms: minutes with far more requests than its limit; must stay empty.
         takes_formats: it knows response formats.
+        kept: the responses that it makes in the background; None: it speaks chat completions.
     """
+
+    kept: Responses | None = None
 
     def __init__(
         self, chosen: random.Random, odd: random.Random, lengths: random.Random, note: Callable[[str], None],
@@ -81,7 +86,12 @@ class Endpoint(httpx2.AsyncBaseTransport):
             self._note(f"model call {wait_key} is made again")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        body = json.loads(request.content)
+        kept = self.kept
+        if kept is not None and "/responses/" in request.url.path:
+            await asyncio.sleep(0.005 + self._chosen.random() * 0.05)
+            return kept.answer(request)
+        given = json.loads(request.content)
+        body = given if kept is None else chat_body(given)
         key = digest(json.dumps(body["messages"], sort_keys=True))
         if (limited := self._limited()) is not None:
             return limited
@@ -111,6 +121,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
             await asyncio.sleep(self._chosen.uniform(5.0, 40.0))
         characters = sum(len(json.dumps(message)) for message in messages)
         completion = Completion.of(reply, body, f"chatcmpl-{key[:12]}", characters)
+        if kept is not None:
+            return kept.make(completion, given, key[:12], self._chosen.random() * 0.3)
         events = completion.events(include_usage=True)
         if self._odd.random() < ODD and reply.finish_reason != CUT_OFF:  # the rest would not fit
             odd = self._odd.choice(ODDITIES)
@@ -121,7 +133,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
 
     def _reply(self, body: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
         """The model's reply, or the rest of one that was cut off; some are cut off anew."""
-        messages = [message for message in unheard(messages) if not content_text(message).startswith(f"{STEER} ")]
+        messages = commands.unheard(unheard(messages))
+        messages = [message for message in messages if not content_text(message).startswith(f"{STEER} ")]
         said, heard = "", list[dict[str, Any]]()
         while messages[-1]["content"] == CONTINUE:
             said = messages[-2]["content"] + said
@@ -132,7 +145,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
             else:
                 heard.append(message)
         reply = named(default_policy({**body, "messages": typed.without_rejected(heard)}), heard)
-        reply = to_one_of(reply, body)
+        reply = to_one_of(commands.named(reply, heard), body)
         if not reply.tool_calls and typed.is_wanted(body, said):
             reply = typed.answer(reply, body, self._forms, well=bool(said))
         if reply.tool_calls or not reply.text:

@@ -40,6 +40,7 @@ from .guards import Guarded
 from .hooks import refused
 from .operator import RIVAL
 from .recalling import Recalled
+from .responses import Counted
 from .sent import Sent
 from .streams import Reported
 from .tools import POLICY_OF
@@ -112,6 +113,7 @@ class Invariants:
         }
         self.guarded = Guarded(world)
         self._for_folds: set[str] = set()
+        self._counted = Counted(self.violated)
         self.reported = Reported(self.violated)
         self.sent = Sent(world, self.violated)
         self.recalled = Recalled(world, self)
@@ -246,6 +248,8 @@ class Invariants:
                 self._answered.add(event.request_key.rpartition("/")[0])
         else:
             wait_key = event.request_key.rpartition("/")[0]
+            if self._world.plan.responses:
+                self._counted.completed(event.response_id, event.request_key)
             self.complete.pop(wait_key, None)
             if not event.late:
                 self._answered.add(wait_key)

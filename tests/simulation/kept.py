@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from understudy.identifiers import COPIED
+from understudy.messages import text_of
 from understudy.notes import BOARD, HEAD, NOTES
 from understudy.store.db.statements import MESSAGE, NOTE, SESSION, TOOL_CALL
 
@@ -78,7 +79,7 @@ def _writes(connection: Any) -> Writes:
     )
     for row in connection.execute(told):
         key = row.session_id, row.body["tool_call_id"]
-        said = DONE.fullmatch(row.body["content"] or "")
+        said = DONE.fullmatch(text_of(row.body["content"]))
         if key[1].startswith(COPIED):  # a fork has notes of its own
             continue
         if key in calls and said is not None:

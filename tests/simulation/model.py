@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from understudy.messages import MEMORY_MARK
+from understudy.messages import ATTACHMENTS_MARK, MEMORY_MARK
 from understudy.testing.policies import Reply, content_text, register_policy
+
+SHOWN = (MEMORY_MARK, ATTACHMENTS_MARK)
+"""How messages begin that look like a user's, and are none."""
 
 
 def policy(body: dict[str, Any]) -> Reply:
@@ -14,7 +17,7 @@ def policy(body: dict[str, Any]) -> Reply:
     messages = body["messages"]
     said = [(index, content_text(message)) for index, message in enumerate(messages) if message["role"] == "user"]
     # A sub-agent that was cancelled before it had begun may be sent a message, with which nothing is to be done.
-    start, given = max(((index, text) for index, text in said if not text.startswith(MEMORY_MARK)), default=(0, ""))
+    start, given = max(((index, text) for index, text in said if not text.startswith(SHOWN)), default=(0, ""))
     following = messages[start + 1 :]
     try:
         task = json.loads(given)

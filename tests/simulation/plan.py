@@ -16,6 +16,7 @@ from understudy.notes import BOARD, NOTES
 from understudy.placement import DEFAULT, ISOLATED
 
 from .background import SPAWN, some_in_background
+from .commands import some_with_commands
 from .delegating import some_delegating
 from .folding import folding
 from .guards import some_guarded
@@ -128,6 +129,7 @@ class Plan:
         stuck: share of the model calls that take very long, unless they are made again.
         limit: requests that the endpoint takes in any minute; 0 for any number. The profile says so if it is even.
         reports: tools report what they do, and clients follow the answers as they stream.
+        responses: the endpoint makes responses in the background, and keeps them.
         forked: share of the frames whose tools leave a process that keeps the frame's connections open: nobody hears of
             such a frame's end.
     """
@@ -147,6 +149,7 @@ class Plan:
     forked: float = 0.0
     reports: bool = False
     limit: int = 0
+    responses: bool = False
 
     def to_json(self) -> str:
         """All of it, as a regression keeps it."""
@@ -166,7 +169,8 @@ class Plan:
         """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; which calls are slow
         (`slow commit`); and what happens at which event (`kill_frame at tool_started`)."""
         found = {"machines"} if self.machines > 1 else set()
-        found |= {name for name in ("astray", "stuck", "forked", "reports", "limit") if getattr(self, name)}
+        simple = ("astray", "stuck", "forked", "reports", "limit", "responses")
+        found |= {name for name in simple if getattr(self, name)}
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
         found |= {f"slow {fault.method}" for fault in self.faults if fault.kind == "slow_calls"}
@@ -183,6 +187,7 @@ class Plan:
             found |= {"guards"} if is_guarded(work.spec) else set()
             found |= {"handoffs"} if hands_off(work.spec) else set()
             found |= {"jobs"} if any(tool["name"] == "schedule_wakeup" for tool in work.spec["tools"]) else set()
+            found |= {"commands"} if any(tool["name"] == "start_command" for tool in work.spec["tools"]) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -781,6 +786,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         work = tuple(deepen(deep, item) if item.spec["agents"] else item for item in work)
     work = some_in_background(random.Random(f"{seed}/background"), work)
     work = some_with_jobs(random.Random(f"{seed}/jobs"), work)
+    work = some_with_commands(random.Random(f"{seed}/commands"), work)
     placements = random.Random(f"{seed}/placements")
     if placements.random() < 0.15:
         work = tuple(placed(placements, item) for item in work)
@@ -817,4 +823,5 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         forked=forks.choice((0.3, 1.0)) if forks.random() < 0.15 else 0.0,
         reports=random.Random(f"{seed}/reports").random() < 0.3,
         limit=limits.choice((30, 31, 60, 61, 240)) if limits.random() < 0.2 else 0,
+        responses=random.Random(f"{seed}/responses").random() < 0.2,
     )  # fmt: skip

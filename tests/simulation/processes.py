@@ -35,6 +35,7 @@ from understudy.waiting import answered_within, ticks
 
 from . import operator
 from .cluster import Actor, Line, Machine
+from .responses import WAIT_KEY
 
 if TYPE_CHECKING:
     from .world import World
@@ -56,6 +57,7 @@ class CountedGateway(Gateway):
     async def call(self, request: ModelRequest, *arguments: Any) -> ModelAnswer:
         """See `Gateway.call`."""
         incarnation = self.count(request)
+        WAIT_KEY.set(request.wait_key)
         answer = await super().call(request, *arguments)
         if answer.error is None:
             self.answered(request, incarnation)
@@ -67,9 +69,9 @@ class GatewayProcess:
 
     def __init__(self, world: World, actor: Actor) -> None:
         self._actor = actor
+        self._profile = world.profile
         self._gateway = CountedGateway()
         self._gateway.count, self._gateway.answered = world.model_call, world.invariants.answered
-        self._limit = world.plan.limit if world.plan.limit % 2 == 0 else 0
         self.calls = GatewayCalls(self._gateway, self._prepare)
         self._serving = Serving(ModelGateway, self)
 
@@ -84,9 +86,7 @@ class GatewayProcess:
 
     async def _prepare(self, _profile: str) -> None:
         if not self._gateway.knows("offline"):
-            given = float(self._limit) if self._limit else None
-            profile = ModelProfile("offline", "key", "http://endpoint/v1", requests_per_minute=given)
-            self._gateway.register(profile)
+            self._gateway.register(self._profile)
 
 
 class NodeProcess(NodeCalls):
@@ -102,7 +102,11 @@ class NodeProcess(NodeCalls):
             world.store.dsn, world.namespace, machine.node_id, f"node-{machine.node_id}",
             span_directory=world.span_directory,
         )  # fmt: skip
-        self.service = NodeService(config, RemoteGateway(self._to_gateway), self._tell, self._kill_gateway)
+        self.service = NodeService(
+            config, RemoteGateway(self._to_gateway), self._tell, self._kill_gateway,
+            processes=world.commands.of(machine),
+        )  # fmt: skip
+        self.service.profiles.learn(world.profile)
         self._starting = asyncio.Lock()
         self._started = False
         self._beat = time.monotonic()

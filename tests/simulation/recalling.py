@@ -16,6 +16,7 @@ from sqlalchemy import select
 from understudy.actors.memory import FOOT, HEAD, LEFT_OUT
 from understudy.actors.providers import RECALL, REMEMBER, MemoryContext
 from understudy.agents import CHILD
+from understudy.commands import COMMAND
 from understudy.estimates import BYTES_PER_TOKEN
 from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.identifiers import COPIED
@@ -210,7 +211,8 @@ class Recalled:
     ) -> Iterator[str]:
         """A run began: each provider was asked about its input, or all that were merged, and what it said is shown; or
         it is told that it has failed."""
-        inputs = list(takewhile(lambda row: row.role == "user" and row.body.get("origin", "") in ("", CHILD), rows))
+        origins = ("", CHILD, COMMAND)
+        inputs = list(takewhile(lambda row: row.role == "user" and row.body.get("origin", "") in origins, rows))
         if not inputs:
             return
         text = "\n\n".join(row.body["content"] for row in inputs)

@@ -11,6 +11,7 @@ from understudy.actors.typed_output import FINAL_ANSWER
 from understudy.handoffs import present
 from understudy.identifiers import digest
 from understudy.json_text import from_json
+from understudy.messages import ATTACHMENTS_MARK, attached
 from understudy.records import ModelRequest
 from understudy.store.db.statements import MESSAGE, SESSION
 from understudy.testing.policies import content_text
@@ -51,9 +52,8 @@ class Sent:
             chosen = select(MESSAGE.c.seq, MESSAGE.c.role, MESSAGE.c.body)
             rows = connection.execute(chosen.where(where).order_by(MESSAGE.c.seq)).all()
             agent = connection.execute(select(SESSION.c.agent).where(SESSION.c.session_id == session_id)).scalar()
-        stored = [
-            _said({"role": row.role, **row.body}) for row in due_to_be_sent(rows, int(wait_key.rpartition("/")[2]))
-        ]
+        due = due_to_be_sent(rows, int(wait_key.rpartition("/")[2]))
+        stored = _with_attachments([{"role": row.role, **row.body} for row in due])
         self._committed.setdefault(wait_key, []).append(stored)
         self._agents.setdefault(wait_key, set()).add(agent or "")
 
@@ -94,4 +94,21 @@ def _other_than(spec: dict[str, Any], request: ModelRequest, instructions: str) 
 
 def _said(message: dict[str, Any]) -> Said:
     """What a message says, without the ids that each side has of its own."""
+    attachments = len(attached(message.get("content")))
+    if content_text(message).startswith(ATTACHMENTS_MARK):
+        return message["role"], ATTACHMENTS_MARK, attachments
     return message["role"], content_text(message), len(message.get("tool_calls") or ())
+
+
+def _with_attachments(messages: list[dict[str, Any]]) -> list[Said]:
+    """What committed messages say, and behind the results of each round how many images belong to these."""
+    found: list[Said] = []
+    waiting = 0
+    for message in [*messages, None]:
+        if waiting and (message is None or message["role"] != "tool"):
+            found.append(("user", ATTACHMENTS_MARK, waiting))
+            waiting = 0
+        if message is not None:
+            found.append(_said(message))
+            waiting += len(attached(message["content"])) if message["role"] == "tool" else 0
+    return found

@@ -20,7 +20,7 @@ from understudy.store.check.check import check
 from understudy.store.db.failures import StoreRace
 from understudy.store.db.session_row import SessionRow
 from understudy.store.db.tables import metadata
-from understudy.store.operations import activation, batches, beginnings, endings, presence
+from understudy.store.operations import activation, batches, beginnings, endings, model_calls, presence
 from understudy.store.operations.activation import FrameRef
 from understudy.store.reads import gauges, overview, queries
 from understudy.store.transaction import Transaction
@@ -200,7 +200,7 @@ class Node:
             elif row.wait == "model":
                 got = ModelAnswer("hi", usage=Usage(10, 5))
                 key = (session_id, row.run_id, row.round, row.wait_attempt, "m", got)
-                batches.answer(tx, *key, incarnation=row.incarnation)
+                model_calls.answer(tx, *key, incarnation=row.incarnation)
             elif row.active:
                 self._activate_or_commit(tx, row)
         except UnderstudyError:

@@ -7,10 +7,14 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from understudy.actors.tools import ToolContext, describe, tool
+from understudy.attachments import Image
 from understudy.errors import ToolError
 
 if TYPE_CHECKING:
     from .world import World
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8 + (320).to_bytes(4, "big") * 2
+Returned = str | list[str | Image]
 
 WORLD: list[World] = []
 """The one that runs."""
@@ -20,7 +24,13 @@ def _world() -> World:
     return WORLD[-1]
 
 
-async def _perform(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+def _result(name: str) -> Returned:
+    """What a call returns: for one of four names with an image."""
+    known = hashlib.sha256(name.encode()).digest()
+    return [f"did {name}", Image(PNG + known, f"{name}.png")] if known[0] % 4 == 0 else f"did {name}"
+
+
+async def _perform(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     _world().effect(name, context)
     _world().report(context, 0.0)
     if _world().effects_of(context.call_key) <= kills:
@@ -31,10 +41,10 @@ async def _perform(name: str, seconds: float, fails: bool, kills: int, context: 
     _world().report(context, 1.0)
     if fails:
         raise ToolError(f"{name} failed")
-    return f"did {name}"
+    return _result(name)
 
 
-def _perform_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+def _perform_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     world = _world()
     world.effect(name, context)
     world.report(context, 0.0)
@@ -46,41 +56,41 @@ def _perform_in_thread(name: str, seconds: float, fails: bool, kills: int, conte
     world.report(context, 1.0)
     if fails:
         raise ToolError(f"{name} failed")
-    return f"did {name}"
+    return _result(name)
 
 
 @tool
-async def act(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+async def act(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     """Act on the world, once."""
     return await _perform(name, seconds, fails, kills, context)
 
 
 @tool
-def act_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+def act_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     """The same without await."""
     return _perform_in_thread(name, seconds, fails, kills, context)
 
 
 @tool(on_crash="rerun")
-async def look(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+async def look(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     """Look at the world."""
     return await _perform(name, seconds, fails, kills, context)
 
 
 @tool(on_crash="rerun")
-def look_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+def look_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     """The same without await."""
     return _perform_in_thread(name, seconds, fails, kills, context)
 
 
 @tool(on_crash="ask")
-async def doubt(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+async def doubt(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     """Act on the world; a person decides what becomes of it after a crash."""
     return await _perform(name, seconds, fails, kills, context)
 
 
 @tool
-async def block(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+async def block(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     """Act on the world, and let nothing else on the event loop have its turn meanwhile."""
     _world().block(seconds)
     return await _perform(name, 0.001, fails, kills, context)
@@ -95,13 +105,13 @@ def _find_out_in_thread(context: ToolContext) -> str:
 
 
 @tool(on_crash=_find_out)
-async def careful(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+async def careful(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     """Act on the world, with a way to find out."""
     return await _perform(name, seconds, fails, kills, context)
 
 
 @tool(on_crash=_find_out_in_thread)
-def careful_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> str:
+def careful_in_thread(name: str, seconds: float, fails: bool, kills: int, context: ToolContext) -> Returned:
     """The same without await."""
     return _perform_in_thread(name, seconds, fails, kills, context)
 
@@ -120,7 +130,9 @@ POLICY_OF = {"block": "report", **{name: policy for policy, names in BY_POLICY.i
 
 _FUNCTIONS: tuple[Any, ...] = (act, act_in_thread, block, look, look_in_thread, doubt, careful, careful_in_thread)
 
-_BUILT_IN = ("request_user_input", "wait", "spawn_agent", "agents", "jobs", "schedule_wakeup", "notes", "board")
+_BUILT_IN = (
+    "request_user_input", "wait", "spawn_agent", "agents", "jobs", "schedule_wakeup", "notes", "board", "commands",
+)  # fmt: skip
 
 TOOLS: dict[str, dict[str, Any]] = {
     entry["name"]: entry for item in (*_FUNCTIONS, *_BUILT_IN) for entry in describe(item, pickle=None)[0]

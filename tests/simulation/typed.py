@@ -10,6 +10,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from understudy.actors.typed_output import FINAL_ANSWER, PROMPTED
+from understudy.messages import ATTACHMENTS_MARK
 from understudy.testing.instances import wanted_schema
 from understudy.testing.malformed import FORMS
 from understudy.testing.policies import Reply, content_text
@@ -47,7 +48,8 @@ def without_rejected(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     heard = list[dict[str, Any]]()
     for message in messages:
         if message["role"] in ("user", "tool") and content_text(message).startswith(REJECTED):
-            while heard[-1]["role"] == "tool":  # of other calls in the same round
+            # Of other calls in the same round, and what is attached to these.
+            while heard[-1]["role"] == "tool" or content_text(heard[-1]).startswith(ATTACHMENTS_MARK):
                 heard.pop()
             heard.pop()
         else:

@@ -9,12 +9,13 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
 from understudy.actors.hooks import HookContext
 from understudy.actors.tools import ToolContext
+from understudy.config import ModelProfile
 from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.node.calls import Call, Calls
 from understudy.node.draining import Draining
@@ -26,6 +27,7 @@ from understudy.supervisor.capacity import Memory
 from . import model, stores, system, tools
 from .client import Client
 from .cluster import Actor, Cluster, Machine
+from .commands import Commands
 from .ending import Ending
 from .endpoint import Endpoint, client_of
 from .faults import Faults
@@ -34,6 +36,7 @@ from .log import Log
 from .plan import Plan
 from .processes import SupervisorProcess
 from .requested import Requested
+from .responses import PROFILE, Responses
 from .scheduler import Exhausted, Process, Scheduler, Signal
 from .spans import Collector
 
@@ -94,6 +97,8 @@ class World:
             random.Random(f"{plan.seed}/lengths"), self.note, plan.endpoint_trouble, plan.stuck,
             random.Random(f"{plan.seed}/forms"), plan.limit,
         )  # fmt: skip
+        if plan.responses:
+            self.endpoint.kept = Responses(self, random.Random(f"{plan.seed}/kept responses"))
         self.forks = random.Random(f"{plan.seed}/forks")
         self.lines: list[str] = []
         self.effects: list[Effect] = []
@@ -108,6 +113,7 @@ class World:
         self.killed: set[int] = set()
         self.clients: list[Client] = []
         self.spans = Collector()
+        self.commands = Commands(self)
         self.store: Any = None
         self.log = Log(self)
         self.invariants = Invariants(self)
@@ -134,10 +140,18 @@ class World:
         self.invariants.check_effect(effect)
 
     def model_call(self, request: ModelRequest) -> int:
-        """A node service asks a model, which costs; the incarnation of the session that it is for."""
-        self.endpoint.count(request.wait_key)
+        """A node service asks a model, which costs, unless a response is fetched; the incarnation of its session."""
+        if not request.response_id:
+            self.endpoint.count(request.wait_key)
         self.invariants.check_model_call(request)
         return self.incarnation(request.wait_key.partition("/")[0])
+
+    @property
+    def profile(self) -> ModelProfile:
+        """The model profile of all agents. It says the endpoint's limit if that is even; gateways learn an odd one."""
+        profile = PROFILE if self.plan.responses else ModelProfile("offline", "key", "http://endpoint/v1")
+        given = float(self.plan.limit) if self.plan.limit and self.plan.limit % 2 == 0 else None
+        return replace(profile, requests_per_minute=given)
 
     def incarnation(self, session_id: str) -> int:
         """A session's incarnation as it is committed now; 0 if there is none."""

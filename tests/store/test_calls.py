@@ -104,8 +104,8 @@ async def nothing(*_arguments: Any) -> None:
 def calls_of(gateway: Any, answered: Any, lost: Any = nothing) -> Calls:
     """Calls at this gateway, which nobody follows."""
     return Calls(
-        gateway, "node", Profiles(), answered=answered, lost=lost, grown=lambda _: None, followed=lambda _: False,
-        verdicts=Verdicts(), attended=lambda _: False, unattended=nothing,
+        gateway, "node", Profiles(), answered=answered, identified=nothing, lost=lost, grown=lambda _: None,
+        followed=lambda _: False, verdicts=Verdicts(), attended=lambda _: False, unattended=nothing,
     )  # fmt: skip
 
 
@@ -417,8 +417,8 @@ async def test_an_answer_is_read_as_it_grows() -> None:
             over.set()
 
     calls = Calls(
-        gateway, "node", Profiles(), answered=nothing, lost=nothing, grown=grown, followed=lambda _: True,
-        verdicts=Verdicts(), attended=lambda _: False, unattended=nothing,
+        gateway, "node", Profiles(), answered=nothing, identified=nothing, lost=nothing, grown=grown,
+        followed=lambda _: True, verdicts=Verdicts(), attended=lambda _: False, unattended=nothing,
     )  # type: ignore[arg-type]  # fmt: skip
     calls.start(call())
     async with asyncio.timeout(10):

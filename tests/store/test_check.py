@@ -36,6 +36,7 @@ from understudy.store.operations import (
     draining,
     endings,
     forks,
+    model_calls,
     notes,
     questions,
     steering,
@@ -153,7 +154,7 @@ class Play:
             return lambda: db.do(activation.crash, held, decide, cause="died", pid=1, policy={})
 
         async def reissue() -> None:
-            issued = await db.do(activation.reissue, held, row["frame_id"] or "", "h", "m")
+            issued = await db.do(model_calls.reissue, held, row["frame_id"] or "", "h", "m")
             if issued is not None:
                 self.calls.add((session_id, row["run_id"], row["round"], issued.attempt))
 
@@ -181,7 +182,7 @@ class Play:
 
         async def answer() -> None:
             self.calls.discard(key)
-            await self.db.do(batches.answer, *key, "m", got, incarnation=self.db.held(key[0], 0).incarnation)
+            await self.db.do(model_calls.answer, *key, "m", got, incarnation=self.db.held(key[0], 0).incarnation)
 
         return answer
 
@@ -499,6 +500,11 @@ STRAY = (
     "VALUES ('tests', '{}', {}, '{}', 'stray', 1)"
 )
 
+COMMAND = (
+    "INSERT INTO command (namespace, session_id, job, key, call_id, run_id, node_id, name, command, state, quiet, "
+    "stop_at, problem, tail, started_at, ended_at) "
+    "VALUES ('tests', 'old', '{}', 'k', 'r/1/0', 'r', 'n', '', 'x', '{}', 0, 0, '', '', 1, {})"
+).format
 # The rules that bite, the session that they name, and how its rows are made wrong.
 NOTE = (
     "INSERT INTO note (namespace, scope, owner, key, text, version, pinned, created_at, updated_at, written_by) "
@@ -583,6 +589,8 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("notes", "old", f"UPDATE note SET text = '{'x' * 4001}' WHERE key = 'plan'"),
     ("notes", "ghost", "UPDATE note SET owner = 'ghost'"),
     ("notes", "old", crowd),
+    ("command_events", "old", COMMAND("a", "ended", 2)),
+    ("commands command_events", "old", COMMAND("a", "running", 2)),
     ("notes", "kid", "UPDATE note SET owner = 'kid', scope = 'tree'"),
     ("wakeups", "sleeper", row("sleeper", closed=1, status="'completed'")),
     ("wakeups", "kid", "UPDATE session SET lifecycle = 'ephemeral';" + MOVE.format("kid", "sleeper")),

@@ -9,7 +9,7 @@ import pytest
 from understudy.messages import Message, Usage
 from understudy.records import ModelAnswer
 from understudy.store.check.check import check
-from understudy.store.operations import batches, endings
+from understudy.store.operations import endings, model_calls
 from understudy.store.reads import queries
 
 from .test_store import FRAME, Store, opened
@@ -26,11 +26,11 @@ async def db(store: str) -> AsyncIterator[Store]:
         yield made
 
 
-async def final(db: Store) -> batches.AnswerResult:
+async def final(db: Store) -> model_calls.AnswerResult:
     """The answer to the first call of a session, which has nothing to see in it."""
     incarnation = db.held("s", 0).incarnation
-    found: batches.AnswerResult = await db.do(
-        batches.answer, "s", "r", 1, 1, "m", DONE, incarnation=incarnation, ends_run=True
+    found: model_calls.AnswerResult = await db.do(
+        model_calls.answer, "s", "r", 1, 1, "m", DONE, incarnation=incarnation, ends_run=True
     )
     return found
 

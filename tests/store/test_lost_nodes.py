@@ -13,7 +13,7 @@ from understudy.identifiers import call_identifier
 from understudy.ports import Verdict
 from understudy.records import LEASE_SECONDS, ActivationId, Batch, CallState, Finish, ModelAnswer
 from understudy.store.check.check import check
-from understudy.store.operations import activation, batches, endings, timers, wakeups
+from understudy.store.operations import activation, batches, endings, model_calls, timers, wakeups
 from understudy.store.transaction import Transaction
 
 from .test_store import FRAME, Store, opened
@@ -29,7 +29,7 @@ async def acting(db: Store, *, started: bool) -> ActivationId:
     await db.asking()
     answer = ModelAnswer(tool_calls=(("p", "act", "{}"),))
     held = db.held("s", 1)
-    await db.do(batches.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)
+    await db.do(model_calls.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)
     if started:
         call_id = call_identifier("r", 1, 0)
         entries = (ToolStarted(call_id=call_id, tool="act"),)
@@ -72,7 +72,7 @@ async def test_a_waiting_session_is_fenced_too(store: str) -> None:
         verdict = await db.do(activation.crash, held, lambda _: Verdict("resume"), **CRASH, may_live=True)
         assert verdict == Verdict("resume")
         answer = ModelAnswer(tool_calls=(("p", "act", "{}"),))
-        assert (await db.do(batches.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)).won
+        assert (await db.do(model_calls.answer, "s", "r", 1, 1, "m", answer, incarnation=held.incarnation)).won
         call = CallState(call_identifier("r", 1, 0), "started")
         with pytest.raises(Fenced):
             await db.do(batches.commit, Batch(*held, 2, calls=(call,)), FRAME.frame_id)

@@ -13,7 +13,7 @@ from understudy.errors import Fenced
 from understudy.messages import Message, Usage
 from understudy.ports import Verdict
 from understudy.records import ActivationId, Batch, ModelAnswer
-from understudy.store.operations import activation, batches, beginnings
+from understudy.store.operations import activation, batches, beginnings, model_calls
 
 from ..kernel import kernel as k
 from .test_store import FRAME, Store, opened, spec
@@ -37,7 +37,7 @@ async def made_again(db: Store) -> ActivationId:
 FENCED: dict[str, Callable[[Any, ActivationId], Any]] = {
     "commit": lambda tx, old: batches.commit(tx, Batch(*old, 2, entries=(Message("user", "ghost"),)), FRAME.frame_id),
     "replay": lambda tx, old: batches.commit(tx, Batch(*old, 1), FRAME.frame_id),
-    "reissue": lambda tx, old: activation.reissue(tx, old, FRAME.frame_id, "h", "m"),
+    "reissue": lambda tx, old: model_calls.reissue(tx, old, FRAME.frame_id, "h", "m"),
 }
 
 
@@ -62,7 +62,7 @@ async def test_news_of_a_removed_session_change_nothing(store: str) -> None:
         assert await db.do(activation.crash, removed, lambda _: Verdict("resume"), **crash) is None
         await db.do(activation.park, removed)
         options = {"incarnation": removed.incarnation}
-        assert not (await db.do(batches.answer, "s", "r", 1, 1, "m", ANSWER, **options)).won
+        assert not (await db.do(model_calls.answer, "s", "r", 1, 1, "m", ANSWER, **options)).won
         assert db.dump() == before
 
 
@@ -92,7 +92,7 @@ async def test_an_answer_from_before_a_migration_is_counted(store: str) -> None:
         row = db.session()
         assert row["incarnation"] != before.incarnation
         options = {"incarnation": before.incarnation}
-        assert not (await db.do(batches.answer, "s", "r", 1, 1, "m", ANSWER, **options)).won
+        assert not (await db.do(model_calls.answer, "s", "r", 1, 1, "m", ANSWER, **options)).won
         assert (db.session()["tokens_used"], db.session()["status"]) == (15, row["status"])
 
 

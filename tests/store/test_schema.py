@@ -25,7 +25,7 @@ from understudy.store.db import schema
 from understudy.store.db.engine import Database
 from understudy.store.db.tables import metadata
 from understudy.store.journal import Journal
-from understudy.store.operations import activation, batches, beginnings
+from understudy.store.operations import activation, beginnings, model_calls
 from understudy.store.reads import queries
 
 pytestmark = pytest.mark.conformance
@@ -200,7 +200,7 @@ async def test_the_answers_of_an_earlier_release_are_known_again(store: str) -> 
         got = ModelAnswer("again", usage=Usage())
         for session_id, attempt, ended in (("going", 1, False), ("ended", 3, True)):
             result = await journal.submit(
-                partial(batches.answer, session_id=session_id, run_id="r", round_number=2, attempt=attempt,
+                partial(model_calls.answer, session_id=session_id, run_id="r", round_number=2, attempt=attempt,
                     model="offline", got=got, incarnation=1)
             )  # fmt: skip
             assert (result.repeated, result.ended) == (True, ended)

@@ -42,7 +42,7 @@ from understudy.store.db.engine import Database
 from understudy.store.db.failures import StoreRace
 from understudy.store.db.statements import MESSAGE, calls_of_round
 from understudy.store.journal import Journal
-from understudy.store.operations import activation, batches, beginnings, draining, endings
+from understudy.store.operations import activation, batches, beginnings, draining, endings, model_calls
 from understudy.store.operations.activation import FrameRef
 from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
@@ -99,7 +99,7 @@ class Store:
     async def answer(self, session_id: str, round_number: int = 1, attempt: int = 1, **fields: Any) -> Any:
         got = ModelAnswer(**{"content": "hi", "usage": Usage(10, 5), **fields})
         key = (session_id, "r", round_number, attempt, "m", got)
-        return await self.do(batches.answer, *key, incarnation=self.held(session_id, 0).incarnation)
+        return await self.do(model_calls.answer, *key, incarnation=self.held(session_id, 0).incarnation)
 
     async def ask(self, session_id: str, epoch: int = 1, number: int = 1, round_number: int = 1, **fields: Any) -> Any:
         """The batch that ends in a model call."""
@@ -343,7 +343,7 @@ async def check_log(dsn: str, steps: list[tuple[Any, ...]]) -> None:
                 calls = tuple((f"p{index}", "t", "{}") for index in range(arguments[0]))
                 got = ModelAnswer("hi", calls, usage=Usage(1, 1))
                 key = ("s", row["run_id"] or "r0", row["round"], 1, "m", got)
-                return db.do(batches.answer, *key, incarnation=row["incarnation"])
+                return db.do(model_calls.answer, *key, incarnation=row["incarnation"])
             if kind == "finish":
                 return db.commit("s", epoch, number + 1, finish=Finish("completed", "x"), wait="idle")
             return db.journal.submit(lambda tx: endings.request_cancel(tx, tx.session("s"), "why"))
@@ -538,7 +538,7 @@ async def test_a_call_that_was_answered_is_not_made_again(db: Store) -> None:
     await db.asking()
     await db.answer("s")
     before = db.dump()
-    assert await db.do(activation.reissue, db.held("s", 1), FRAME.frame_id, "another", "m") is None
+    assert await db.do(model_calls.reissue, db.held("s", 1), FRAME.frame_id, "another", "m") is None
     assert db.dump() == before
 
 
@@ -596,7 +596,7 @@ async def test_an_activation_in_the_answers_transaction_has_its_tool_calls(db: S
     got = ModelAnswer(tool_calls=(("p", "t", "{}"),), usage=Usage(1, 1))
     _, work = await db.journal.submit_all(
         [
-            lambda tx: batches.answer(tx, "s", "r", 1, 1, "m", got, incarnation=tx.session("s").incarnation),
+            lambda tx: model_calls.answer(tx, "s", "r", 1, 1, "m", got, incarnation=tx.session("s").incarnation),
             lambda tx: activation.activate(tx, "s", FRAME),
         ]
     )
@@ -630,7 +630,7 @@ async def test_tokens_are_reserved_before_and_settled_after_a_call(db: Store) ->
     error = db.session()["wait_error"]
     assert (json.loads(error) if isinstance(error, str) else error)["details"]["resource"] == "tokens"
     result = await db.ask("s", number=3, round_number=2, request_tokens=65, request_output=4096)
-    assert (result.wait, result.longest_reply, db.session()["wait_error"]) == ("model", 20, None)
+    assert (result.wait, result.issued.longest_reply, db.session()["wait_error"]) == ("model", 20, None)
     assert db.accounts() == {"tree tokens": (100, 85, 15)}
 
 
@@ -645,7 +645,7 @@ async def test_a_tree_shares_its_roots_budget(db: Store) -> None:
     got = ModelAnswer("x", usage=Usage(20, 10))
     for attempt in (1, 2):
         incarnation = db.held("kid", 1).incarnation
-        await db.do(batches.answer, "kid", "task", 1, attempt, "m", got, incarnation=incarnation)
+        await db.do(model_calls.answer, "kid", "task", 1, attempt, "m", got, incarnation=incarnation)
     assert db.accounts() == {"tree tokens": (100, 0, 15 + 30 + 30)}
 
 

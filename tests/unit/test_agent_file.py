@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
@@ -18,7 +19,18 @@ from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
+from understudy.spec import (
+    AgentSpec,
+    Budget,
+    CommandRule,
+    Context,
+    Delegation,
+    Memory,
+    RestartPolicy,
+    Sandbox,
+    Supervision,
+    WebPolicy,
+)
 
 TOOLS = """
 from understudy import hook, tool
@@ -51,6 +63,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"agent_file_tools_{next(NUMBERS)}"
     (tmp_path / f"{name}.py").write_text(TOOLS)
     return name
+
+
+@pytest.fixture
+def skills(tmp_path: Path) -> Path:
+    """A folder with a skill, beside the agent's file."""
+    (tmp_path / "skills" / "pdf").mkdir(parents=True)
+    (tmp_path / "skills" / "pdf" / "SKILL.md").write_text("---\nname: pdf\ndescription: d\n---\nFill it.")
+    return tmp_path / "skills"
 
 
 def write(directory: Path, data: dict[str, Any]) -> Path:
@@ -99,7 +119,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path, module: str) -> None:
     }  # fmt: skip
     assert "is no function decorated with @tool" in told["tools.0"]
     assert "AttributeError" in told["tools.1"]
-    assert "known: files" in told["tools.2"]
+    assert "known: core, explore" in told["tools.2"]
     assert "ModuleNotFoundError" in told["tools.3"]
     assert all(field in str(raised.value) for field in told)
 
@@ -112,6 +132,12 @@ def test_every_problem_is_told_at_once(tmp_path: Path, module: str) -> None:
         ("agent.toml", b'name = "\xff"', "is not TOML"),
         ("agent.json", "[1]", "must hold an object"),
         ("missing.toml", None, "can't be read"),
+        ("agent.md", "Be brief.", "must begin with fields between two lines of `---`"),
+        ("agent.md", "---\nname: a\nname: b\n---", "line 3: 'name' is there twice"),
+        ("agent.md", "---\nname: a\ntools: [\n---\nx", "not YAML: line 4"),
+        ("agent.md", "---\nname: !!python/name:os.system\n---", "not YAML: line 2: could not determine a constructor"),
+        ("agent.md", "---\nwhen: 2026-13-45\n---", "can't be used"),
+        ("agent.md", b"---\nname: \xff\n---", "is not markdown"),
     ],
 )
 def test_what_is_no_agent_at_all(tmp_path: Path, name: str, text: str | bytes | None, told: str) -> None:
@@ -123,6 +149,73 @@ def test_what_is_no_agent_at_all(tmp_path: Path, name: str, text: str | bytes | 
     assert name in str(raised.value)
 
 
+MARKDOWN = """---
+name: reviewer
+description: Reviews a change.
+tools:
+  - explore
+  - no_such_tool
+restart:
+  backof: 1
+max_rounds: 0
+---
+# How you work
+
+Look first.
+"""
+
+
+def test_an_agent_as_markdown(tmp_path: Path) -> None:
+    """Fields between lines of dashes, instructions below them; problems have the line of their field."""
+    path = tmp_path / "reviewer.md"
+    path.write_text(MARKDOWN.replace("  - no_such_tool\n", "").replace("backof", "backoff").replace(": 0", ": 3"))
+    spec = read_agent(path).spec
+    assert (spec.name, spec.description, spec.tools, spec.max_rounds) == (
+        "reviewer",
+        "Reviews a change.",
+        ("explore",),
+        3,
+    )
+    assert spec.instructions == "# How you work\n\nLook first."
+    path.write_text(MARKDOWN)
+    with pytest.raises(InvalidSpec) as raised:
+        read_agent(path)
+    told = {item["field"]: item["problem"].rpartition("(")[2] for item in raised.value.details["problems"]}
+    assert told == {"tools.1": "line 6)", "restart.backof": "line 8)", "max_rounds": "line 9)"}
+    path.write_text("---\nname: a\ninstructions: Be brief.\n---\nBe long.")
+    with pytest.raises(InvalidSpec, match=r"instructions: they are the text below .* \(line 3\)"):
+        read_agent(path)
+
+
+def test_agents_by_the_paths_of_their_files(tmp_path: Path, module: str) -> None:
+    """An agent may name others by their files, of whatever form; what these name is found from where they are, and
+    what is wrong with them is told with file and line."""
+    (tmp_path / "team").mkdir()
+    (tmp_path / "team" / "desk").mkdir()
+    tools = ["spawn_agent"]
+    lead = {"name": "lead", "tools": tools, "agents": ["team/reviewer.md"], "handoffs": ["team/clerk.toml", "lead"]}
+    (tmp_path / f"{module}.py").rename(tmp_path / "team" / f"{module}.py")
+    (tmp_path / "team" / "reviewer.md").write_text(
+        f"---\nname: reviewer\ninput: ignored\ntools: ['{module}:look']\nworkspace: desk\n---\nReview."
+    )
+    (tmp_path / "team" / "clerk.toml").write_text('name = "clerk"\nhandoffs = ["lead"]')
+    path = write(tmp_path, {**lead, "handoffs": ["team/clerk.toml"]})
+    spec = read_agent(path).spec
+    assert (spec.agents[0].instructions, spec.agents[0].workspace) == ("Review.", str(tmp_path / "team" / "desk"))
+    assert spec.agents[0].tools[0]("x") == "x"
+    assert spec.handoffs == (AgentSpec(name="clerk", handoffs=("lead",)),)
+    reviewer = tmp_path / "team" / "reviewer.md"
+    reviewer.write_text("---\nname: reviewer\ntools: [spawn_agent]\nagents: [../agent.json]\ncolour: red\n---\n")
+    with pytest.raises(InvalidSpec) as raised:
+        read_agent(write(tmp_path, {**lead, "agents": ["team/reviewer.md", "missing.md"], "handoffs": []}))
+    told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
+    assert told == {
+        "agents.0.agents.0": f"../agent.json is a file that this agent is in itself ({reviewer}, line 4)",
+        "agents.0.colour": f"there is no such field ({reviewer}, line 5)",
+        "agents.1": f"{tmp_path / 'missing.md'} can't be read: No such file or directory",
+    }
+
+
 def test_a_module_that_fails_is_told(tmp_path: Path, module: str) -> None:
     """A module that exits or raises when it is imported is a problem of that tool, not the end of the program."""
     (tmp_path / f"{module}.py").write_text("raise SystemExit(3)")
@@ -132,11 +225,13 @@ def test_a_module_that_fails_is_told(tmp_path: Path, module: str) -> None:
 
 FIELDS = """
 name = "clerk"
+description = "Files what comes in."
+skills = ["skills"]
 instructions = "Be brief."
 model = "m"
 profile = "p"
 tools = ["files", "wait", "schedule_wakeup", "jobs", "request_user_input", "spawn_agent",
-         "bash", "MODULE:look"]
+         "bash", "web_fetch", "MODULE:look"]
 hooks = ["MODULE:notes"]
 workspace = "."
 max_rounds = 7
@@ -145,7 +240,6 @@ repeat_limit = 3
 tool_timeout = 1.5
 parallel_tools = 2
 max_depth = 2
-allow_bash = true
 deadline = 60
 stall = 30
 priority = "high"
@@ -174,6 +268,18 @@ metadata = { team = "t" }
 [output_type]
 type = "object"
 properties = { city = { type = "string" } }
+
+[sandbox]
+backend = "bubblewrap"
+network = true
+readable = ["/opt/tools"]
+memory = 1000000000
+processes = 50
+file_size = 1000000
+temporary = 10000000
+output = 2000
+seconds = 60
+rules = [{ command = "git push*", action = "ask" }]
 
 [restart]
 max_restarts = 1
@@ -207,6 +313,11 @@ models = ["small"]
 budget = { tokens = 100 }
 output = true
 
+[web]
+allow = ["*.example.org"]
+deny = ["x.example.org"]
+private = true
+
 [supervision]
 strategy = "one_for_all"
 max_restarts = 1
@@ -229,7 +340,25 @@ handoffs = ["clerk"]
 """Each field of an agent, and of what is in one, with another value than its default."""
 
 
-def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
+def test_the_agents_of_a_directory(tmp_path: Path) -> None:
+    """Files that look like agents are listed as they are written, without importing anything; others are left out, and
+    one that can't be read is listed with its problem."""
+    (tmp_path / "b.md").write_text("---\nname: b\ndescription: Does b.\ntools: ['no_module:x', files]\n---\nx")
+    (tmp_path / "a.toml").write_text('name = "a"\nmodel = "m"')
+    (tmp_path / "c.json").write_text("{")
+    (tmp_path / "README.md").write_text("# Agents")
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'")
+    (tmp_path / "deeper").mkdir()
+    listed = CliRunner().invoke(app, ["agents", "list", str(tmp_path), "--json"])
+    found = {agent["file"]: agent for agent in json.loads(listed.stdout)["agents"]}
+    assert [*found] == ["a.toml", "b.md", "c.json"]
+    assert (found["a.toml"]["name"], found["a.toml"]["model"]) == ("a", "m")
+    assert found["b.md"]["tools"] == ["no_module:x", "files"]
+    assert "is not JSON" in found["c.json"]["problem"]
+    assert "Does b." in CliRunner().invoke(app, ["agents", "list", str(tmp_path)]).stdout
+
+
+def test_every_field_can_be_in_a_file(tmp_path: Path, module: str, skills: Path) -> None:
     """Each field that `AgentSpec` has, and each of the models in it, is in the file above, is accepted, and has its
     value; a field that is new must be added there."""
     data = tomllib.loads(FIELDS)
@@ -241,7 +370,10 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         (Context, set(data["context"])),
         (Memory, set(data["memory"])),
         (Delegation, set(data["delegation"])),
+        (WebPolicy, set(data["web"])),
         (Budget, set().union(*scopes)),
+        (Sandbox, set(data["sandbox"])),
+        (CommandRule, set(data["sandbox"]["rules"][0])),
     ]
     for model, given in nested:
         assert given == set(model.model_fields), model
@@ -253,6 +385,9 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         Budget(tokens=1000, cost=data["budget"][0]["cost"], children=3, depth=2, seconds=60),
         Budget(scope="run", rounds=4),
     )
+    fields = yaml.safe_dump(tomllib.loads(FIELDS.replace("MODULE", module).replace('instructions = "Be brief."', "")))
+    (tmp_path / "agent.md").write_text(f"---\n{fields}---\n\nBe brief.\n")
+    assert read_agent(tmp_path / "agent.md").spec == spec
 
 
 def test_problems_of_handoffs_are_told_with_their_places(tmp_path: Path, module: str) -> None:
@@ -274,10 +409,10 @@ def test_problems_of_handoffs_are_told_with_their_places(tmp_path: Path, module:
         assert sum(wanted in problem for problem in problems) == 1, problems
 
 
-def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path) -> None:
+def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path, skills: Path) -> None:
     """Each name that `AgentSpec.tools` takes is one that a file takes, groups included."""
     for name in tool_names():
-        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "allow_bash": True})).spec
+        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "skills": ["skills"], "web": {}})).spec
         assert found.tools == (name,)
 
 
@@ -299,8 +434,8 @@ def test_what_a_misspelt_name_may_mean(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_together_is_told_with_the_rest(tmp_path: Path, module: str) -> None:
-    """Tools twice or without permission, and sub-agents of one name, are told beside fields that can't be used."""
-    twin = {"name": "twin", "tools": ["bash"]}
+    """Tools twice, and sub-agents of one name, are told beside fields that can't be used."""
+    twin = {"name": "twin", "tools": ["wait", "wait"]}
     data = {"tools": ["glob", "files", "wait"], "max_rounds": 0, "agents": [twin, twin], "hooks": [f"{module}:none"]}
     with pytest.raises(InvalidSpec) as raised:
         read_agent(write(tmp_path, data))
@@ -360,4 +495,9 @@ def test_checking_several_files(tmp_path: Path, module: str, monkeypatch: pytest
     shown = CliRunner().invoke(app, ["agents", "check", str(good), str(second)])
     assert shown.exit_code == 1
     assert f"{good}: ok a, 2 tools" in shown.stdout
+    assert "sandbox here" not in shown.stdout
+    second = write(other, {"name": "b", "tools": ["bash"]})
+    assert "sandbox here: " in CliRunner().invoke(app, ["agents", "check", str(second)]).stdout
+    write(other, {"name": "b", "tools": ["bash"], "sandbox": "none"})
+    assert "sandbox" not in check(str(second))[1]["files"][0]
     assert f"{second}: 2 problems" in shown.stdout

@@ -37,7 +37,7 @@ def look(at: str) -> str:
 
 def marked(**fields: Any) -> list[str]:
     """The tools of an agent whose calls need approval."""
-    spec = AgentSpec(name="a", **{"tools": [pay, look, "bash", "request_user_input"], "allow_bash": True, **fields})
+    spec = AgentSpec(name="a", **{"tools": [pay, look, "bash", "request_user_input"], **fields})
     return [
         item["name"] for item in compile_spec(spec, model="offline", profile=None).spec["tools"] if "approve" in item
     ]

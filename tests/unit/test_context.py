@@ -22,7 +22,7 @@ from understudy.actors.context import (
     shortened,
     shortened_arguments,
 )
-from understudy.estimates import image_excess, image_size, image_tokens
+from understudy.estimates import attached_excess, image_size, image_tokens
 from understudy.gateway.overflow import is_overflow, stated_window
 from understudy.json_text import from_json
 from understudy.windows import known_window
@@ -212,7 +212,7 @@ def test_an_image_counts_by_its_pixels(url: str, detail: str, tokens: int) -> No
     """OpenAI's own examples, and images whose size can't be had."""
     assert image_tokens({"url": url, "detail": detail}) == tokens
     content = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": url, "detail": detail}}]
-    assert image_excess(content) == len(url) - 3 * tokens
+    assert attached_excess(content) == len(url) - 3 * tokens
 
 
 def test_sizes_are_read_from_the_beginning() -> None:

@@ -79,6 +79,7 @@ messages = st.builds(
 
 FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "int": counts,
+    "int | None": st.none() | counts,
     "str": texts,
     "bool": st.booleans(),
     "float | None": st.none() | st.floats(0, 1),

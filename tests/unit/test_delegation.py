@@ -52,6 +52,18 @@ def test_what_it_writes() -> None:
     assert (every["model"], set(schema(every))) == ("big", {"agent", "task"})
 
 
+def test_what_its_agents_are_for() -> None:
+    """The model is told the agents that it may name where one of them says what it is for; a sub-agent that it writes,
+    which has none of them, is not."""
+    spec = compiled(agents=(AgentSpec(name="scout", description="Looks around."), AgentSpec(name="clerk")))
+    assert schema(spec)["agent"]["description"].splitlines()[1:] == ["- scout: Looks around.", "- clerk"]
+    made = written({"instructions": "Dig."}, spec)
+    assert isinstance(made, dict)
+    assert schema(made) == {name: schema(compiled(None))[name] for name in ("agent", "task")}
+    plain = compiled(None, agents=(AgentSpec(name="scout"),))
+    assert schema(plain) == schema(compiled(None))
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 import time
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from email.utils import formatdate
 from itertools import pairwise
 from typing import Any
@@ -20,73 +17,21 @@ from hypothesis import strategies as st
 from understudy.config import ModelProfile
 from understudy.errors import (
     InvalidConfiguration,
-    ModelError,
     ModelProfileMissing,
     ModelProtocolError,
     ModelRefused,
     ModelUnavailable,
 )
+from understudy.gateway.adapters import Malformed
+from understudy.gateway.backoff import retry_after_seconds
+from understudy.gateway.chat import Completion
 from understudy.gateway.gateway import Gateway
-from understudy.gateway.sse import Completion, EventStream, Malformed
-from understudy.gateway.tries import retry_after_seconds
-from understudy.json_text import to_json
+from understudy.gateway.sse import EventStream
 from understudy.messages import Usage
-from understudy.records import ModelRequest
-from understudy.streams import CALL, REASONING, TEXT, Part, Parts, Piece
+from understudy.streams import CALL, REASONING, TEXT, Part, Piece
 from understudy.testing.offline import Faults, OfflineServer, Refusal, Reply, policy_from_script
 
-KEY = "sk-secret-0123456789"
-
-
-def request(text: str = "hi", **more: Any) -> ModelRequest:
-    messages = to_json(more.pop("messages", [{"role": "user", "content": text}])).encode()
-    return ModelRequest(**{"wait_key": "s/r/1", "profile": "p", "model": "offline", "messages": messages, **more})
-
-
-@asynccontextmanager
-async def gateway(url: str, **profile: Any) -> AsyncIterator[Gateway]:
-    """A gateway with the profile `p` for `url`, and with next to no backoff."""
-    made = Gateway(backoff=0.001, backoff_max=0.002)
-    made.register(ModelProfile("p", KEY, url, **profile))
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
-@asynccontextmanager
-async def endpoint(*answers: bytes, on_close: asyncio.Event | None = None) -> AsyncIterator[str]:
-    """A server that sends these raw answers, one per connection (the last one repeats), then closes it.
-
-    With `on_close` it keeps the connections open, and sets the event when a client closes one.
-    """
-    left, served = list(answers), list[Any]()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served.append(asyncio.current_task())
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(left.pop(0) if len(left) > 1 else left[0])
-        await writer.drain()
-        if on_close is not None:
-            while await reader.read(65_536):
-                pass
-            on_close.set()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-    finally:
-        server.close()
-        await asyncio.gather(*served, return_exceptions=True)
-
-
-def http_answer(body: bytes | str, content_type: str = "text/event-stream", status: str = "200 OK") -> bytes:
-    data = body if isinstance(body, bytes) else body.encode()
-    head = (
-        f"HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {len(data)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + data
+from ..endpoints import KEY, added_up, endpoint, failure_of, gateway, http_answer, request
 
 
 def stream_of(*deltas: dict[str, Any], finish: str | None = "stop", done: bool = True) -> str:
@@ -101,17 +46,6 @@ def whole(usage: dict[str, Any] | None = None, finish: Any = "stop", **message: 
     """An answer in one piece."""
     choice = {"index": 0, "finish_reason": finish, "message": {"content": "hi", **message}}
     return json.dumps({"id": "x", "model": "m", "choices": [choice], "usage": usage or {}})
-
-
-async def failure_of(awaitable: Awaitable[Any], kind: type[ModelError]) -> ModelError:
-    """The error; it must be of this kind, survive pickling, and hold the key nowhere."""
-    with pytest.raises(kind) as caught:
-        await awaitable
-    error = caught.value
-    assert type(error) is kind
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    assert KEY not in "".join(traceback.format_exception(error)) + json.dumps(error.to_wire())
-    return error
 
 
 # The event stream
@@ -190,14 +124,6 @@ def test_completion_merges_tool_calls_of_all_dialects() -> None:
     assert calls({**second, "function": {"name": "g", "arguments": {"k": 1}}}) == [("b", "g", '{"k": 1}')]
     same_id = [{"index": i, "id": "call_0", "function": {"name": "f", "arguments": "{}"}} for i in range(2)]
     assert calls(*same_id) == [("call_0", "f", "{}")] * 2
-
-
-def added_up(pieces: list[Piece]) -> Parts:
-    """What pieces make up."""
-    parts = Parts()
-    for piece in pieces:
-        parts.add(piece)
-    return parts
 
 
 def test_what_a_completion_streams() -> None:
@@ -535,7 +461,7 @@ async def test_refusals_are_final(status: int, code: str | None) -> None:
         (http_answer("<html>Not found</html>", "text/html", "404 Not Found"), "404"),
         (http_answer("hello", "text/plain"), "text/plain"),
         (http_answer("[]", "application/json"), "not a JSON object"),
-        (http_answer("{}", "application/json"), "without choices"),
+        (http_answer("{}", "application/json"), "without an answer"),
         (http_answer("data: {oops\n\n"), "not JSON"),
         (http_answer('data: {"choices": [1]}\n\n'), "not a chat completion"),
         (http_answer("data: " + "[" * 5_000 + "\n\n"), "not JSON"),

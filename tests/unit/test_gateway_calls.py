@@ -63,12 +63,14 @@ class Endpoint(Gateway):
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
+        on_response: Callable[[str], None] | None = None,
         tree: str = "",
     ) -> ModelAnswer:
         assert on_delta is not None
         assert on_restart is not None
+        assert on_response is not None
         self.made += 1
-        self.hear, self.again = on_delta, on_restart
+        self.hear, self.again, self.identify = on_delta, on_restart, on_response
         self.asked.set()
         try:
             return await asyncio.shield(self.answer)
@@ -105,6 +107,39 @@ async def test_a_call_is_made_once_and_kept() -> None:
     await calls.close()
 
 
+async def test_a_responses_id_is_known_before_its_answer() -> None:
+    """Given a call whose response the endpoint keeps, when its id is known, or another response is made, then whoever
+    waits for it has it, and so has who asks later; of a call that ends without, is released or is not known, it is
+    empty."""
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    number, call = await begun(calls, endpoint)
+    asked = asyncio.create_task(calls.response(number, ORIGIN.key, ""))
+    await asyncio.sleep(0)
+    endpoint.identify("resp-1")
+    assert (await asked, await calls.response(number, ORIGIN.key, "")) == ("resp-1", "resp-1")
+    asked = asyncio.create_task(calls.response(number, ORIGIN.key, "resp-1"))
+    await asyncio.sleep(0)
+    endpoint.identify("resp-2")
+    assert await asked == "resp-2"
+    await calls.release(number, [ORIGIN.key])
+    assert await calls.response(number, ORIGIN.key, "") == ""
+    await asyncio.wait({call})
+    for end in ("answered", "released"):
+        endpoint = Endpoint()
+        calls = GatewayCalls(endpoint)
+        number, call = await begun(calls, endpoint)
+        asked = asyncio.create_task(calls.response(number, ORIGIN.key, ""))
+        await asyncio.sleep(0)
+        if end == "answered":
+            endpoint.answer.set_result(ANSWER)
+        else:
+            await calls.release(number, [ORIGIN.key])
+        assert await asked == "", end
+        await asyncio.wait({call})
+        await calls.close()
+
+
 async def test_a_service_that_was_replaced_is_refused() -> None:
     """Given a second service, when a message of the first one arrives late, then nothing follows from it: its call
     would be made for nobody."""
@@ -115,6 +150,7 @@ async def test_a_service_that_was_replaced_is_refused() -> None:
     asked: list[Any] = [
         calls.call(late, ORIGIN, REQUEST), calls.abort(late, ORIGIN.key), calls.release(late, [ORIGIN.key]),
         calls.growth(late, ORIGIN.key, 0, []), calls.heard(late), calls.register(late, PROFILE),
+        calls.response(late, ORIGIN.key, ""),
     ]  # fmt: skip
     for attempt in asked:
         with pytest.raises(ServiceGone, match="another node service"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from understudy.cluster.cli import following, run_command
+from understudy.cluster.cli import following, run_command, tools_command
 from understudy.cluster.cli.following import Screen, progress, read_answer
 from understudy.cluster.cli.main import app
 from understudy.cluster.client import client
@@ -145,7 +145,7 @@ def test_a_run_that_does_not_complete(run: Run, tmp_path: Path) -> None:
         ((" ",), "content"),
         (("x", "--tool", "flies", "--tool", "no:where"), "did you mean 'files'?"),
         (("x", "--tool", "flies", "--tool", "no:where"), "ModuleNotFoundError"),
-        (("x", "--tool", "bash"), "--allow-bash"),
+        (("x", "--sandbox", "jail"), "'jail' is not one of"),
         (("x", "--run-id", "r"), "--session"),
         (("x", "--session", "s", "--run-id", "no id"), "--run-id 'no id'"),
         (("x", "--dry-run", "--session", "s"), "leave out --session"),
@@ -250,11 +250,12 @@ def test_options_go_over_the_file(run: Run, tmp_path: Path) -> None:
         'budget = [{ tokens = 5, rounds = 6 }, { scope = "run", rounds = 7 }]\n'
     )
     options = AgentOptions(
-        tmp_path / "agent.toml", ("wait", "glob"), "m", "Hi.", allow_bash=True, max_rounds=3, budget_tokens=8
+        tmp_path / "agent.toml", ("wait", "glob"), "m", "Hi.", allow_bash=True, sandbox="none", max_rounds=3,
+        budget_tokens=8,
     )  # fmt: skip
     spec, text = options.read(tmp_path)
     assert (text, spec.tools, spec.workspace) == ("go", ("wait", "glob", "bash"), str(tmp_path))
-    assert (spec.model, spec.instructions, spec.allow_bash, spec.max_rounds) == ("m", "Hi.", True, 3)
+    assert (spec.model, spec.instructions, spec.sandbox.backend, spec.max_rounds) == ("m", "Hi.", "none", 3)
     limits = [(budget.scope, budget.tokens, budget.rounds) for budget in spec.budgets]
     assert limits == [("tree", 8, 6), ("run", None, 7)]
     assert not AgentOptions()
@@ -294,8 +295,8 @@ def test_a_crash_on_the_way(run: Run, cluster: LocalCluster) -> None:
 
 def test_the_shell_completes_tools() -> None:
     """Groups and built-in tools are offered for `--tool`."""
-    assert run_command._tools("wri") == ["write_file"]
-    assert {"files", "explore", "wait"} <= set(run_command._tools(""))
+    assert tools_command.known_tools("wri") == ["write_file"]
+    assert {"files", "explore", "wait"} <= set(tools_command.known_tools(""))
 
 
 class Terminal:

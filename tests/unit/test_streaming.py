@@ -135,7 +135,7 @@ async def test_an_answer_that_came_too_late_has_no_text() -> None:
 
 
 THOUGHT: dict[str, Any] = {
-    "extra": {"reasoning_content": "I look it up"},
+    "extra": {"provider": {"reasoning_content": "I look it up"}},
     "tool_calls": (ToolCall("r/1/0", "look", '{"at": 1}'), ToolCall("r/1/1", "tick", "")),
 }
 
@@ -176,7 +176,7 @@ async def test_a_restart_voids_all_parts() -> None:
 
 async def test_reasoning_that_is_committed_under_two_names_is_told_once() -> None:
     """Given an endpoint that sends the reasoning twice, differently, then the rest is of the one that streamed."""
-    connection = Connection("So:", extra={"reasoning_content": "long thoughts", "reasoning": "short"})
+    connection = Connection("So:", extra={"provider": {"reasoning_content": "long thoughts", "reasoning": "short"}})
     connection.stream("s/r/1/1/0", Part(0, REASONING, 0, "sh"))
     connection.event(completed(1))
     assert await told(connection) == ["(0) sh", "(2) ort", "So:"]

@@ -25,12 +25,14 @@ from understudy.cluster.client.compiling import compile_spec
 from understudy.cluster.client.results import SessionInfo
 from understudy.errors import InvalidInput, ToolError, WorkspaceViolation
 from understudy.events import ModelCallCompleted, SessionActivated, SessionCrashed, ToolFinished
+from understudy.examples import chaos
+from understudy.examples.chaos import Chaos, Count, kill_frame
 from understudy.examples.survey import job
 from understudy.examples.survey import policy as survey_policy
 from understudy.examples.survey import report as survey_report
 from understudy.examples.survey import rules as survey_rules
 from understudy.examples.survey import tools as survey
-from understudy.examples.survey.job import Chaos, Count, SurveyOutcome, kill_frame, part_of, survey_specs
+from understudy.examples.survey.job import SurveyOutcome, part_of, survey_specs
 from understudy.examples.survey.report import render_report, survey_directly
 from understudy.examples.survey.view import SurveyView, outcome_to_json, render_tree, table_rows
 from understudy.messages import Message, ToolCall
@@ -401,18 +403,18 @@ def info(identifier: str, **more: Any) -> SessionInfo:
 
 def test_chaos_kills_each_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many kills as asked for, each of another process, of sessions at work on this machine; the seed decides."""
-    monkeypatch.setattr(job, "KILL_GAP_SECONDS", 0.0)
-    monkeypatch.setattr(job, "ACT_SECONDS", 0.0)
-    monkeypatch.setattr(job, "kill_frame", lambda pid: pid != 13)
+    monkeypatch.setattr(chaos, "KILL_GAP_SECONDS", 0.0)
+    monkeypatch.setattr(chaos, "ACT_SECONDS", 0.0)
+    monkeypatch.setattr(chaos, "kill_frame", lambda pid: pid != 13)
     tree = [info("10", actor_pid=10), *(info(str(pid), actor_pid=pid, parent_id="10") for pid in (11, 12, 13, 14))]
     tree += [info("away", actor_pid=20, node_id="there"), info("parked")]
     tree += [info("done", actor_pid=21, status="idle"), info("asks", actor_pid=22, status="waiting_for_model")]
 
     def kills(count: int, seed: int) -> list[int]:
-        chaos = Chaos(count, random.Random(seed), {"here"})
+        killer = Chaos(count, random.Random(seed), {"here"})
         for _ in range(20):
-            chaos.strike(tree)
-        return list(chaos.killed)
+            killer.strike(tree)
+        return list(killer.killed)
 
     assert sorted(kills(99, 0)) == [10, 11, 12, 14, 22]
     assert len(kills(2, 0)) == 2
@@ -424,34 +426,34 @@ def test_chaos_kills_each_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chaos_kills_the_lead_and_sub_agents_while_they_act(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the seed, two kills are one of the lead and one of a sub-agent, and both acted; only where nobody acts
     for long one is killed that waits for the model."""
-    monkeypatch.setattr(job, "KILL_GAP_SECONDS", 0.0)
-    monkeypatch.setattr(job, "kill_frame", lambda pid: True)
+    monkeypatch.setattr(chaos, "KILL_GAP_SECONDS", 0.0)
+    monkeypatch.setattr(chaos, "kill_frame", lambda pid: True)
     below = [info(str(pid), actor_pid=pid, parent_id="10") for pid in (11, 12)]
     waiting = info("13", actor_pid=13, parent_id="10", status="waiting_for_model")
     for seed in range(20):
-        chaos = Chaos(2, random.Random(seed), {"here"})
+        killer = Chaos(2, random.Random(seed), {"here"})
         for _ in range(5):
-            chaos.strike([info("10", actor_pid=10), *below, waiting])
-        assert {pid == 10 for pid in chaos.killed} == {True, False}
-        assert 13 not in chaos.killed
-    chaos = Chaos(1, random.Random(0), {"here"})
-    chaos.strike([waiting])
-    assert chaos.killed == {}
-    monkeypatch.setattr(job, "ACT_SECONDS", 0.0)
-    chaos.strike([waiting])
-    assert list(chaos.killed) == [13]
+            killer.strike([info("10", actor_pid=10), *below, waiting])
+        assert {pid == 10 for pid in killer.killed} == {True, False}
+        assert 13 not in killer.killed
+    killer = Chaos(1, random.Random(0), {"here"})
+    killer.strike([waiting])
+    assert killer.killed == {}
+    monkeypatch.setattr(chaos, "ACT_SECONDS", 0.0)
+    killer.strike([waiting])
+    assert list(killer.killed) == [13]
 
 
 def test_chaos_lets_sessions_get_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that was killed is left alone, whatever process it has now, until its round or its status changed."""
-    monkeypatch.setattr(job, "KILL_GAP_SECONDS", 0.0)
-    monkeypatch.setattr(job, "ACT_SECONDS", 0.0)
-    monkeypatch.setattr(job, "kill_frame", lambda pid: True)
-    chaos = Chaos(99, random.Random(0), {"here"})
+    monkeypatch.setattr(chaos, "KILL_GAP_SECONDS", 0.0)
+    monkeypatch.setattr(chaos, "ACT_SECONDS", 0.0)
+    monkeypatch.setattr(chaos, "kill_frame", lambda pid: True)
+    killer = Chaos(99, random.Random(0), {"here"})
     for pid, state in enumerate(["running", "running", "waiting_for_model", "waiting_for_model", "running"], start=10):
-        chaos.strike([info("a", actor_pid=pid, status=state, round=1)])
-    chaos.strike([info("a", actor_pid=20, round=2)])
-    assert list(chaos.killed) == [10, 12, 20]
+        killer.strike([info("a", actor_pid=pid, status=state, round=1)])
+    killer.strike([info("a", actor_pid=20, round=2)])
+    assert list(killer.killed) == [10, 12, 20]
 
 
 def test_count_of_a_calm_session() -> None:

@@ -12,11 +12,15 @@ import json
 import marshal
 import math
 import pickle
+import re
 import subprocess
 import sys
 import threading
 import types
-from typing import Any, Literal
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypedDict
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +29,17 @@ from pydantic import BaseModel, Field
 
 from understudy.actors import execution
 from understudy.actors.execution import MAX_RESULT_CHARACTERS, THREAD_PREFIX, Outcome, bind
-from understudy.actors.tools import BUILTIN_TOOLS, LoadedTool, ToolContext, ToolDefinition, describe, load, tool
+from understudy.actors.tools import (
+    BUILTIN_TOOLS,
+    TOOL_GROUPS,
+    LoadedTool,
+    ToolContext,
+    ToolDefinition,
+    describe,
+    load,
+    tool,
+    tool_names,
+)
 from understudy.errors import InvalidSpec, ToolError
 
 CONTEXT = ToolContext(session_id="s", run_id="r", round=1, call_id="r/1/0", epoch=2, agent="lead")
@@ -44,6 +58,21 @@ class Point:
 class Box(BaseModel):
     corner: Point
     color: Color = Color.RED
+
+
+class Report(TypedDict):
+    name: str
+    boxes: list[Box]
+
+
+class Named(NamedTuple):
+    number: int
+    color: Color
+
+
+@dataclasses.dataclass
+class Holder:
+    held: dict[int, Box]
 
 
 def find_out(context: ToolContext) -> str:
@@ -278,8 +307,9 @@ class TestDescribe:
     @pytest.mark.parametrize(
         ("item", "names"),
         [
-            ("files", ["read_file", "write_file", "edit_file", "glob", "grep"]),
+            ("files", ["read_file", "write_file", "edit_file", "apply_patch", "glob", "grep"]),
             ("explore", ["read_file", "glob", "grep"]),
+            ("history", ["recall", "read_message"]),
             ("bash", ["bash"]),
             ("spawn_agent", ["spawn_agent"]),
         ],
@@ -291,6 +321,14 @@ class TestDescribe:
         assert [spec["source"] for spec in specs] == [{"builtin": name} for name in names]
         assert all(spec["description"] and "context" not in spec["parameters"]["properties"] for spec in specs)
         assert blobs == {}
+
+    def test_presets_are_together_what_their_parts_are(self) -> None:
+        """`explore` reads only; `core` works on files; `full` has every tool that a name is enough for, once."""
+        names = {group: [spec["name"] for spec in describe(group, pickle=None)[0]] for group in TOOL_GROUPS}
+        assert {"bash", "apply_patch", "todo", "request_user_input"} < {*names["core"]} < {*names["full"]}
+        left_out = {*tool_names()} - {*TOOL_GROUPS} - {*names["full"]}
+        assert left_out == {"web_fetch", "view_image", "load_skill", *names["board"]}
+        assert all(len(found) == len({*found}) for found in names.values())
 
     def test_unknown_entries_are_refused(self) -> None:
         """An unknown name lists the known ones; an undecorated function says what it lacks."""
@@ -439,10 +477,54 @@ async def echo(x: Any = None, y: int = 0) -> Any:
 
 class TestResults:
     async def test_text_as_it_is_and_everything_else_as_json(self) -> None:
-        """Strings are not quoted; other values are JSON, through `str` where JSON has no form for them."""
+        """Strings are not quoted; other values are JSON."""
         assert (await run(tool(name="t")(lambda: "Grüße"))).content == "Grüße"
         assert (await run(tool(name="t")(lambda: {"a": [1, None, "ü"]}))).content == '{"a": [1, null, "ü"]}'
-        assert (await run(tool(name="t")(lambda: Color.RED))).content == '"Color.RED"'
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (Point(1), '{"x": 1, "y": 2}'),
+            (Box(corner=Point(1)), '{"corner": {"x": 1, "y": 2}, "color": "red"}'),
+            ([Point(1), Box(corner=Point(2))], '[{"x": 1, "y": 2}, {"corner": {"x": 2, "y": 2}, "color": "red"}]'),
+            (Report(name="a", boxes=[Box(corner=Point(1))]), '{"name": "a", "boxes": [{"corner": {"x": 1, "y": 2}, '
+             '"color": "red"}]}'),
+            (Named(1, Color.RED), '[1, "red"]'),
+            ({"at": datetime(2026, 1, 2, tzinfo=UTC), "id": UUID(int=1)}, '{"at": "2026-01-02T00:00:00Z", "id": '
+             '"00000000-0000-0000-0000-000000000001"}'),
+            ({"path": Path("a/b"), "none": None}, '{"path": "a/b", "none": null}'),
+            ([math.nan, 1.5], "[null, 1.5]"),
+            (Holder({1: Box(corner=Point(1))}), '{"held": {"1": {"corner": {"x": 1, "y": 2}, "color": "red"}}}'),
+        ],
+    )  # fmt: skip
+    async def test_typed_results_are_written_by_their_type(self, value: Any, text: str) -> None:
+        """Dataclasses, pydantic models, typed dictionaries, named tuples, enumerations and times, in each other."""
+        assert (await run(tool(name="t")(lambda: value))).content == text
+
+    @pytest.mark.parametrize(
+        ("value", "problem"),
+        [
+            (object(), "of type object, can't be written as JSON: JSON has nothing for object"),
+            ([object()], "of type list, .*JSON has nothing for object"),
+            (iter([1]), "nothing for list_iterator"),
+            (len, "nothing for builtin_function"),
+            ({(1, 2): 3}, "keys must be str"),
+        ],
+    )
+    async def test_a_result_without_a_form_says_so(self, value: Any, problem: str) -> None:
+        """The model learns that the tool was executed, and the author which type it was."""
+        outcome = await run(tool(name="t")(lambda: value))
+        assert outcome.outcome == "error"
+        assert re.search(f"it was executed, but its result.*{problem}", outcome.content)
+
+    def test_no_process_loads_pydantic_for_a_result(self) -> None:
+        """A dataclass is written without it."""
+        code = "import dataclasses, sys; from understudy.actors.results import rendered\n"
+        code += (
+            "kind = dataclasses.make_dataclass('P', ['x']); print(rendered(kind(1)).text, 'pydantic' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == '{"x": 1} False\n'
 
     async def test_result_that_json_cannot_show_is_an_error(self) -> None:
         """A circular result does not escape."""

@@ -87,6 +87,8 @@ export function told(event) {
     tool_in_doubt: () => `${data.tool}: ${data.policy}`,
     input_requested: () => data.prompt,
     agent_handed_off: () => `${data.from_agent} → ${data.to_agent}${data.reason ? `: ${data.reason}` : ""}`,
+    command_started: () => `${data.job}${data.name ? ` ${data.name}` : ""}`,
+    command_ended: () => `${data.job} ${data.state}${data.exit_code === null ? "" : ` (${data.exit_code})`}, ${age(data.duration)}`,
     child_spawned: () => `${data.child_agent} ${data.child_id}`,
     child_finished: () => `${data.child_id} ${words(data.status)}`,
     cancel_requested: () => data.reason,

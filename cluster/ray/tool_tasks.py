@@ -1,0 +1,100 @@
+"""Tool calls that ask for resources, as Ray tasks (`understudy.ports.TaskRunner`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
+
+from understudy import logs
+from understudy.actors.code import search_also
+from understudy.config import Settings
+from understudy.environment import keep_for_tools
+from understudy.errors import UnderstudyError
+from understudy.protocol import packed, unpacked
+from understudy.telemetry import FOR_FRAMES, telemetry_of
+from understudy.tool_tasks import TaskResult, ToolTask
+
+from . import package_store
+from .placing import actor_options, obstacle, variables
+
+log = logging.getLogger(__name__)
+
+
+def _execute(
+    task: Any, blob: bytes | None, code_path: list[str], code_path_after: list[str], named: list[str],
+    logging_as: dict[str, str],
+) -> Any:  # fmt: skip
+    """Execute one tool call in a worker of Ray's, which ends with it: what goes on in its threads must not outlast it,
+    and nothing is carried over."""
+    from ray import cloudpickle
+
+    from understudy.actors.task_worker import run_task
+
+    logs.set_up("task", {**telemetry_of(os.environ), **logging_as})
+    keep_for_tools(named)
+    search_also(code_path, code_path_after)
+    return packed(asyncio.run(run_task(unpacked(task, ToolTask, "the task"), blob, cloudpickle.loads)))
+
+
+execute_tool: Any = ray.remote(max_calls=1, max_retries=0)(_execute)
+"""The same as a task, which Ray never begins a second time."""
+
+
+class RayTasks:
+    """Executes calls as tasks of Ray's. They belong to this process: if it dies, Ray ends them."""
+
+    def __init__(self, settings: Settings) -> None:
+        telemetry = settings.telemetry
+        self._logging_as = {name: telemetry[name] for name in FOR_FRAMES if name in telemetry}
+
+    async def run(self, task: ToolTask, read_blob: Callable[[str], Awaitable[bytes]]) -> TaskResult | None:
+        """See `TaskRunner.run`."""
+        name, resources = task.tool["name"], task.tool["task"]
+        definition = json.loads(await read_blob(task.placement)) if task.placement else {}
+        await package_store.provide(definition.get("runtime_env") or {}, read_blob)
+        reason = obstacle({"resources": resources}, await asyncio.to_thread(ray.nodes))
+        if reason:
+            return TaskResult("error", f"{name} can't be executed anywhere: {reason}")
+        digest = task.tool["source"].get("blob")
+        options = actor_options({"resources": resources, "runtime_env": definition.get("runtime_env")})
+        submit = partial(
+            execute_tool.options(name=f"{name} {task.session_id}/{task.call_id}", **options).remote,
+            packed(task), await read_blob(digest) if digest else None, definition.get("code_path") or [],
+            definition.get("code_path_after") or [], variables(definition), self._logging_as,
+        )  # fmt: skip
+        try:
+            found: TaskResult = unpacked(await _result(submit), TaskResult, f"the result of {name}")
+            return found
+        except RuntimeEnvSetupError as error:
+            return TaskResult("error", f"{name} was not executed: {str(error)[:1_000]}")
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, UnderstudyError):  # raised before the function began
+                return TaskResult("error", f"{name} was not executed: {cause.message}")
+            log.warning("the process of %s failed: %s", name, cause)
+        except RayError as error:
+            log.warning("the process of %s is gone: %s", name, str(error).splitlines()[0][:300])
+        return None
+
+
+async def _result(submit: Callable[[], Any]) -> Any:
+    """Submit a task and wait for its result. One that nobody waits for any more is ended with its process."""
+    submitted = asyncio.get_running_loop().run_in_executor(None, submit)
+    try:
+        return await (await asyncio.shield(submitted))
+    except asyncio.CancelledError:
+        submitted.add_done_callback(_end)
+        raise
+
+
+def _end(submitted: asyncio.Future[Any]) -> None:
+    if not submitted.cancelled() and submitted.exception() is None:
+        asyncio.get_running_loop().run_in_executor(None, partial(ray.cancel, submitted.result(), force=True))

@@ -1,0 +1,40 @@
+"""How an agent's commands are confined, as a session actor reads it; `spec.Sandbox` is what people write.
+
+A session actor imports this module, which must stay light.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+MAX_SECONDS = 600
+"""How long one command may take at most."""
+
+
+class CommandRule(msgspec.Struct, frozen=True):
+    """What is done about commands that match a pattern; see `spec.CommandRule`."""
+
+    command: str
+    action: str
+
+
+class Confinement(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `spec.Sandbox`, with their defaults."""
+
+    backend: str = "auto"
+    network: bool = False
+    readable: tuple[str, ...] = ()
+    memory: int = 4 << 30
+    processes: int = 512
+    file_size: int = 1 << 30
+    temporary: int = 256 << 20
+    output: int = 40_000
+    seconds: int = MAX_SECONDS
+    rules: tuple[CommandRule, ...] = ()
+
+
+def confinement_of(compiled: dict[str, Any]) -> Confinement:
+    """Of a compiled specification."""
+    return msgspec.convert(compiled.get("sandbox") or {}, Confinement)

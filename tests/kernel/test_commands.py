@@ -1,0 +1,319 @@
+"""Commands in the background: real processes, each started once, its end told once, and none left, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from understudy.commands import COMMAND, MOST_COMMANDS, job_identifier
+from understudy.node.command_runner import start_time
+from understudy.store.operations import commands
+
+from .. import tiers
+from . import kernel as k
+from .deaths import Deaths
+from .test_background import lead
+
+pytestmark = pytest.mark.conformance
+
+TOOLS = ["commands", "wait"]
+SLEEPER = "echo begun; exec sleep 1000"
+
+
+@pytest.fixture
+async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
+    async with k.running(store, tmp_path) as made:
+        yield made
+        for session_id in {row["session_id"] for row in await made.ask("read", "sessions", [], {})}:
+            await made.ask("close", session_id, "the test is over")
+        await nothing_left(made)
+
+
+async def nothing_left(kernel: k.Kernel) -> None:
+    """Wait until no command of the kernel's node is at work."""
+    processes = kernel.service.commands._processes
+    assert processes is not None
+    async with asyncio.timeout(k.STUCK_SECONDS):
+        for key in processes.known():
+            await processes.ended(key)
+
+
+def agent(directory: Path, *replies: Any, **more: Any) -> dict[str, Any]:
+    """An agent with commands, whose model gives these replies, and then says what it heard."""
+    spec = lead(*replies, workspace=str(directory), **more)
+    spec["tools"] = k.spec(tools=TOOLS)["tools"]
+    return spec
+
+
+def start(command: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    return "start_command", {"command": command, **more}
+
+
+def read(job: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    return "read_command", {"job": job, **more}
+
+
+def job(index: int = 0, round_number: int = 1, run_id: str = "r") -> str:
+    return job_identifier(f"{run_id}/{round_number}/{index}")
+
+
+def pause(seconds: float) -> tuple[str, dict[str, Any]]:
+    return "wait", {"seconds": seconds}
+
+
+async def told(kernel: k.Kernel, session_id: str = "s") -> list[str]:
+    """What the session's model was told of the ends of commands, in order."""
+    return [m["content"] for m in await kernel.messages(session_id) if m.get("origin") == COMMAND]
+
+
+async def states(kernel: k.Kernel, session_id: str = "s") -> dict[str, str]:
+    """How the session's commands stand, as its log says: `started`, or how each has ended."""
+    found = dict[str, str]()
+    for event in await kernel.events(session_id):
+        if event["type"] in ("command_started", "command_ended"):
+            assert event["type"] == "command_started" or found[event["data"]["job"]] == "started"
+            found[event["data"]["job"]] = event["data"].get("state", "started")
+    return found
+
+
+async def heard(kernel: k.Kernel, job: str, session_id: str = "s") -> dict[str, Any]:
+    """The run by which the session is told of the end of a command, once it has ended."""
+    count = 1
+    while (await states(kernel, session_id)).get(job, "started") == "started":
+        await kernel.until(session_id, "command_ended", count)
+        count += 1
+    return await kernel.end(session_id, f"news.{job}")
+
+
+async def begin(kernel: k.Kernel, directory: Path, *replies: Any, **more: Any) -> None:
+    await kernel.spawn("s", agent(directory, *replies, **more))
+    await kernel.send("s")
+
+
+def runner(kernel: k.Kernel) -> dict[str, int]:
+    """The pid and start time of the one command's runner, as its directory has them."""
+    [path] = (kernel.directory / f"commands-{kernel.node_id}").glob("*/runner")
+    found: dict[str, int] = json.loads(path.read_text())
+    return found
+
+
+async def test_a_command_outlives_its_run_and_its_end_is_told(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a command that goes on, when it was started, then the call has its result at once and the run ends; the
+    command's end begins another run, with the exit code and the end of the output."""
+    os.mkfifo(tmp_path / "go")
+    await begin(kernel, tmp_path, [start("echo hello; read _ < go; exit 3", name="waiter")], "it works")
+    assert (await kernel.end("s"))["text"] == "it works"
+    assert await kernel.results() == [f"started command {job()}"]
+    assert await states(kernel) == {job(): "started"}
+    (tmp_path / "go").write_text("\n")
+    news = await heard(kernel, job())
+    assert (news["status"], news["source"]) == ("completed", COMMAND)
+    [text] = await told(kernel)
+    assert text == (
+        f"Command {job()} has ended (exit code 3): waiter: echo hello; read _ < go; exit 3\n"
+        "The end of its output:\nhello\n"
+    )
+    kernel.check()
+
+
+async def test_output_is_read_on_and_waited_for(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a command that writes twice, when a model reads, waits and reads on, then it has each part once; the list
+    of jobs has the command, and a stopped one ends with its group and is told."""
+    command = "echo one; read _ < go; echo two; sleep 1000 & sleep 1000"
+    os.mkfifo(tmp_path / "go")
+    calls = [read(job(), wait=20)], [read(job(), after=4, wait=0)], [read(job(), after=4, wait=20)], [("list_jobs", {})]
+    await begin(kernel, tmp_path, [start(command)], *calls, [("stop_job", {"job": job()})], [pause(3600)], "ok")
+    await kernel.until("s", "tool_finished", 3)
+    (tmp_path / "go").write_text("\n")
+    await kernel.until("s", "command_ended")
+    await kernel.until("s", "timer_set")
+    _, first, none, second, listed, stopped = await kernel.results()
+    assert first == "one\n\n[running; bytes 0 to 4 of 4]"
+    assert none == "[running; bytes 4 to 4 of 4]"
+    assert second == "two\n\n[running; bytes 4 to 8 of 8]"
+    assert re.fullmatch(rf"{job()} \(command\): at work, started \d+ seconds? ago: {re.escape(command)}", listed)
+    assert re.fullmatch(rf"command {job()} was told to end, and has 5 seconds for it", stopped)
+    assert await states(kernel) == {job(): "stopped"}
+
+
+async def test_a_command_that_does_not_listen_is_ended_by_force(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a command that ignores SIGTERM, when it is stopped with a grace, then it is killed after that."""
+    deaf = "trap '' TERM; echo begun; while true; do sleep 1; done"
+    stops = [("stop_job", {"job": job(), "grace": 0.2})], [("stop_job", {"job": job()})]
+    await begin(kernel, tmp_path, [start(deaf)], [read(job(), wait=20)], *stops, "ok")
+    await heard(kernel, job())
+    assert (await told(kernel))[0].startswith(f"Command {job()} was stopped (signal 9)")
+
+
+async def test_a_cancel_stops_what_the_run_has_started(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given commands of a run that has ended and of one that is cancelled, then only those of the latter are stopped,
+    and the session is not told; when it is closed, the others are stopped as well, and their files go."""
+    await begin(kernel, tmp_path, [start(SLEEPER)], "ok", [start(SLEEPER)], [pause(3600)], "never")
+    await kernel.end("s")
+    await kernel.send("s", run_id="second")
+    await kernel.until("s", "timer_set")
+    await kernel.ask("cancel", "s", "second", "enough")
+    async with asyncio.timeout(k.STUCK_SECONDS):
+        await kernel.until("s", "command_ended")
+    second = job(run_id="second")
+    assert await states(kernel) == {job(): "started", second: "stopped"}
+    await kernel.ask("close", "s", "done")
+    await kernel.until("s", "command_ended", 2)
+    assert await states(kernel) == {job(): "stopped", second: "stopped"}
+    assert await told(kernel) == []
+    kernel.check()
+
+
+async def test_no_more_than_a_session_may_have(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given as many commands as a session may have, when it starts another one, then it is told so, and none begins;
+    what can't be started is told as well."""
+    calls = [start(SLEEPER) for _ in range(MOST_COMMANDS)]
+    await begin(kernel, tmp_path, calls, [start("echo more"), start(" ")], "ok", parallel_tools=1)
+    await kernel.end("s")
+    more, nothing = (await kernel.results())[-2:]
+    assert "may have no more" in more
+    assert nothing.startswith("ToolError: a command must be a text")
+    assert len(await states(kernel)) == MOST_COMMANDS
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["frame", "node"])
+async def test_a_death_at_every_point(store: str, tmp_path: Path, victim: str) -> None:
+    """Given a session that starts, reads and stops commands, when a frame or the node service dies at one of many
+    points, then each command begins once, its end is told once, and the transcript is that without a death."""
+    problems = []
+    async with k.running(store, tmp_path) as kernel:
+        wanted = await _life(kernel, "clean", tmp_path)
+        points = len(kernel.points)
+        for at in tiers.points(range(0, points + 4, 3), is_sqlite=kernel.service.database.is_sqlite):
+            deaths = Deaths(kernel, f"s{at}", at, victim)
+            try:
+                found = await _life(kernel, f"s{at}", tmp_path)
+            except k.Stuck as stuck:
+                problems.append(f"{deaths.where}: {stuck}")
+                continue
+            finally:
+                kernel.on_point = None
+            await kernel.quiet()
+            kernel.check(f"s{at}")
+            if found != wanted:
+                problems.append(f"{deaths.where}: {found} is not {wanted}")
+        await nothing_left(kernel)
+    assert not problems, "\n".join(problems)
+
+
+async def _life(kernel: k.Kernel, session_id: str, directory: Path) -> tuple[Any, ...]:
+    """What comes of a session that starts two commands and stops one: its results, how often each command has begun,
+    and what it was told."""
+    short, long = f"echo short >> {session_id}.begun; echo done", f"echo long >> {session_id}.begun; {SLEEPER}"
+    calls = [start(short), start(long)], [read(job(index=1), wait=20)], [("stop_job", {"job": job(index=1)})]
+    await kernel.spawn(session_id, agent(directory, *calls, "ok"))
+    await kernel.send(session_id)
+    await kernel.end(session_id)
+    await kernel.until(session_id, "command_ended", 2)
+    for index in range(2):
+        await heard(kernel, job(index=index), session_id)
+    begun = (directory / f"{session_id}.begun").read_text().split()
+    said = [re.sub(r"[0-9.]+ seconds?", "N", text) for text in await kernel.results(session_id)]
+    return said, sorted(begun), sorted(text.splitlines()[0].split(":")[0] for text in await told(kernel, session_id))
+
+
+async def test_twenty_kills(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given commands at work, when frames and node services are killed twenty times meanwhile, then each command was
+    started once, goes on, and is stopped and told once in the end."""
+    chosen, count = random.Random(7), 4
+    commands = [start(f"echo {number} >> begun; {SLEEPER}") for number in range(count)]
+    stops = [("stop_job", {"job": job(index=index)}) for index in range(count)]
+    pauses = [[pause(0.05)] for _ in range(10)]
+    patient = {**k.POLICY, "stuck_after": 100}  # deaths may come faster than anything is done
+    await begin(kernel, tmp_path, commands, *pauses, stops, "ok", restart=patient)
+    for _ in range(20):
+        if chosen.random() < 0.5 and kernel.is_up:
+            kernel.kill_node()
+        else:
+            kernel.kill(kernel.holder("s") or next(iter(kernel.workers.values())))
+        await asyncio.sleep(0.05 * chosen.random())
+        await kernel.quiet()
+    await kernel.end("s")
+    await kernel.until("s", "command_ended", count)
+    for index in range(count):
+        await heard(kernel, job(index=index))
+    assert sorted((tmp_path / "begun").read_text().split()) == [str(number) for number in range(count)]
+    assert await states(kernel) == {job(index=index): "stopped" for index in range(count)}
+    assert sorted(text.split()[1] for text in await told(kernel)) == sorted(job(index=index) for index in range(count))
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "none"])
+async def test_a_runner_that_is_killed_takes_its_command_along(kernel: k.Kernel, tmp_path: Path, backend: str) -> None:
+    """Given a command whose runner is killed, then the command ends, is lost, and the session is told so."""
+    sandbox = {"backend": backend}
+    await begin(kernel, tmp_path, [start("echo begun; sleep 1000")], [read(job(), wait=20)], "ok", sandbox=sandbox)
+    await kernel.end("s")
+    assert "begun" in (await kernel.results())[-1]
+    found = psutil.Process(runner(kernel)["pid"])
+    sleeper = os.pidfd_open(found.children(recursive=True)[-1].pid)
+    found.kill()
+    await heard(kernel, job())
+    assert "is lost: what ran it was killed" in (await told(kernel))[0]
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sleeper, ended.set)
+    await asyncio.wait_for(ended.wait(), k.STUCK_SECONDS)
+    asyncio.get_running_loop().remove_reader(sleeper)
+    os.close(sleeper)
+
+
+async def test_a_pid_that_is_used_again_is_not_signalled(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a runner's file with the pid of another process that began later, when the service that follows finds it,
+    then that process is not signalled, and the command is lost."""
+    await begin(kernel, tmp_path, [start(SLEEPER)], "ok")
+    await kernel.end("s")
+    [path] = (kernel.directory / f"commands-{kernel.node_id}").glob("*/runner")
+    found = runner(kernel)
+    other = await asyncio.create_subprocess_exec("sleep", "1000")
+    try:
+        kernel.kill_node()
+        path.write_text(json.dumps({"pid": other.pid, "start": start_time(other.pid) - 1}))
+        await kernel.quiet()
+        await kernel.until("s", "command_ended")
+        await kernel.ask("close", "s", "done")
+        assert other.returncode is None
+        assert (await states(kernel))[job()] == "lost"
+    finally:
+        other.kill()
+        await other.wait()
+        os.kill(found["pid"], 9)
+
+
+async def test_a_lost_node_loses_its_commands(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a command of a node that has no service any more, when another node takes up, then it is lost, and the
+    session is told so once."""
+    await begin(kernel, tmp_path, [start(SLEEPER)], "ok")
+    await kernel.end("s")
+    await kernel.service.journal.submit(lambda tx: commands.lost(tx, ["another"]))
+    await heard(kernel, job())
+    assert (await told(kernel))[0].startswith(f"Command {job()} is lost: nothing is known of its end")
+    assert await kernel.service.journal.submit(lambda tx: commands.lost(tx, ["another"])) == 0
+    kernel.check()
+
+
+async def test_a_removed_session_leaves_nothing(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a session with a command at work, when its tree is removed, then the command is killed."""
+    await begin(kernel, tmp_path, [start(SLEEPER)], "ok")
+    await kernel.end("s")
+    handle = os.pidfd_open(runner(kernel)["pid"])
+    await kernel.service.journal.submit(lambda tx: tx.drop(["s"]), "s")
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(handle, ended.set)
+    await asyncio.wait_for(ended.wait(), k.STUCK_SECONDS)
+    asyncio.get_running_loop().remove_reader(handle)
+    os.close(handle)
