@@ -26,6 +26,7 @@ from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile
 from .handoffs import handed_off, is_handoff
 from .hooks import Hooks
 from .reports import CallReports, Reports
+from .servers import DIED, FRAME_SECONDS, MOST_ATTEMPTS, Servers, is_of_server
 from .tools import LoadedTool, ToolContext
 from .window import Window
 
@@ -49,7 +50,9 @@ class CallOutcomes:
         reports: what tools report while they run.
     """
 
-    def __init__(self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader) -> None:
+    def __init__(
+        self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader, servers: Servers
+    ) -> None:  # fmt: skip
         self.leave = False
         self.results: dict[str, Outcome] = {}
         self.ended: dict[str, tuple[Outcome, int, InboxItem | None]] = {}
@@ -63,6 +66,7 @@ class CallOutcomes:
         self._hooks = hooks
         self._patience = patience
         self._load = load
+        self._servers = servers
         self._told = {item.id for item in window.inbox}
         self._unrecorded: list[Callable[[], None]] = []
 
@@ -106,12 +110,14 @@ class CallOutcomes:
     async def run(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
         """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
         async with limit:
-            if call.state == "started" and spec["on_crash"] == "ask":
-                self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
-                self._ask(ask_about(call))
-                return None
             outcome: Outcome | None = None
+            if call.state == "started" and is_of_server(spec):
+                outcome = await self._servers.held(call, spec)
+            if call.state == "started" and outcome is None and spec["on_crash"] == "ask":
+                return self._ask_in_doubt(call)
             item = self.answer_to(call) if call.state in ("asked", "waiting") else None
+            if call.state == "started" and outcome is not None:
+                return await self.conclude(call, outcome, executions=call.executions + 1)
             if call.state == "started":
                 outcome = await self._in_doubt(call, spec)
             elif item is not None:
@@ -132,30 +138,40 @@ class CallOutcomes:
             return None
         return found
 
+    def _ask_in_doubt(self, call: CallState) -> None:
+        self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
+        self._ask(ask_about(call))
+
     def _ask(self, asked: Ask) -> None:
         """Ask a person about a call that is executed here, from the next commit on."""
         self.asked.add(asked.call_id)
         self.handed_over.add(asked.call_id)
         self._commits.draft.asks.append(replace(asked, prompt=presentable(asked.prompt)))
 
-    async def _execute(self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None) -> Outcome:
+    async def _execute(
+        self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None
+    ) -> Outcome | None:  # fmt: skip
         """Execute a call. What can wait or fail comes before the commit of its start: the lease runs from there."""
         if is_handoff(spec):
             done = handed_off(spec, replace(call, arguments=arguments))
             return await self.conclude(call, done, executions=call.executions + 1, item=item)
         timeout = spec["timeout"] or self._window.spec["tool_timeout"]
         self._patience.expect(time.monotonic() + timeout)
-        try:
-            loaded = await self._load(spec)
-        except Exception as error:
-            failed = Outcome("error", str(error))
-            return await self.conclude(call, failed, executions=call.executions, item=item)
+        if is_of_server(spec):
+            loaded, timeout = await self._servers.load(call, spec), timeout + FRAME_SECONDS
+        else:
+            try:
+                loaded = await self._load(spec)
+            except Exception as error:
+                failed = Outcome("error", str(error))
+                return await self.conclude(call, failed, executions=call.executions, item=item)
         keywords = bind(loaded, arguments, self._context(call, self.reports.of(call)))
         if isinstance(keywords, Outcome):
             return await self.conclude(call, keywords, executions=call.executions, item=item)
         if item is not None:
             self._commits.draft.inbox_done.append(item.id)  # it runs again: one commit has this and its start
         outcome, before, begun = None, math.inf, partial(self.begun.__setitem__, call.call_id)
+        executions = call.executions
         while outcome is None:
             if spec["on_crash"] != "rerun":
                 before = await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
@@ -165,8 +181,22 @@ class CallOutcomes:
             ids = {"run_id": self._window.run_id or "", "trace_id": self._window.trace_id}
             with about(**ids, span_id=tool_span_identifier(self._window.session_id, call.call_id)):
                 outcome = await execute(loaded, keywords, timeout, before, begun)
+            executions += outcome is not None
+            if outcome is not None and is_of_server(spec) and (outcome := self._servers.answered(call, outcome)) is None:
+                if spec["on_crash"] == "ask":
+                    return self._ask_in_doubt(replace(call, state="started", executions=executions))
+                outcome = self._died(call, spec, executions)
+                loaded = loaded if outcome is not None else await self._servers.load(call, spec)
         self.leave = self.leave or outcome.stuck_thread
-        return await self.conclude(call, outcome, executions=call.executions + 1)
+        return await self.conclude(call, outcome, executions=executions)
+
+    def _died(self, call: CallState, spec: dict[str, Any], executions: int) -> Outcome | None:
+        """What is said of a call whose server has died; None to make it again."""
+        policy = spec["on_crash"]
+        self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy))
+        if policy == "rerun" and executions - call.executions < MOST_ATTEMPTS:
+            return None
+        return Outcome("interrupted", DIED)
 
     def _context(self, call: CallState, reports: CallReports | None = None) -> ToolContext:
         window = self._window

@@ -22,6 +22,7 @@ from .delegation import is_delegated, wait_for
 from .execution import Outcome, now
 from .handoffs import handoff_of, is_handoff
 from .hooks import Hooks
+from .servers import Servers
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -36,14 +37,14 @@ class ToolCalls:
 
     def __init__(
         self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, node: Node, load: Loader,
-        frame_id: str,
+        servers: Servers, frame_id: str,
     ) -> None:  # fmt: skip
         self._window = window
         self._commits = commits
         self._hooks = hooks
         self._node = node
         self._frame_id = frame_id
-        self._outcomes = CallOutcomes(window, commits, hooks, patience, load)
+        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, servers)
 
     @property
     def leave(self) -> bool:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         UnknownSession,
     )
     from .events import Event
+    from .mcp_servers import McpServer
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
     from .reads import Note, PendingInput, RunRecord, Wakeup
@@ -64,6 +65,7 @@ __all__ = [
     "InvalidConfiguration",
     "InvalidInput",
     "InvalidSpec",
+    "McpServer",
     "Memory",
     "MemoryContext",
     "Message",
@@ -115,6 +117,7 @@ _HOMES = {
     "Inject": "actors.directives",
     "Memory": "spec",
     "MemoryContext": "actors.providers",
+    "McpServer": "mcp_servers",
     "Message": "messages",
     "ModelProfile": "config",
     "Note": "reads",

@@ -4,92 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from .errors import InvalidSpec
+from .mcp_servers import McpServer, twice
 from .prices import MILLION
-from .suggestions import did_you_mean
+from .strict import AGENT, BY_NAME, ONE, SEVERAL, Strict, Variable
 
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
-
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-"""Name of an environment variable."""
-
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
-
-
-class _AllProblems(ModelMetaclass):
-    """Turns pydantic's error into ours at the outermost call only: nested models must report to the outer one."""
-
-    def __call__(cls, *args: Any, **data: Any) -> Any:
-        try:
-            return super().__call__(*args, **data)
-        except ValidationError as error:
-            found = problems(error, cls)
-            raise InvalidSpec(described(cls.__name__, found), details={"problems": found}) from None
-
-
-class Strict(BaseModel, metaclass=_AllProblems):
-    """A frozen model that refuses unknown fields and tells all problems at once."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-
-def problems(error: ValidationError, model: Any) -> list[dict[str, str]]:
-    """Every problem as `{"field", "problem"}`, in the order of the fields; `model` is what was to be made."""
-    found = []
-    for item in error.errors(include_url=False, include_context=False, include_input=False):
-        place, problem = item["loc"], item["msg"]
-        if item["type"] == "extra_forbidden":
-            problem = f"there is no such field{did_you_mean(str(place[-1]), _fields_at(model, place[:-1]))}"
-        field = ".".join(str(part) for part in place if part not in TAGS) or "(whole)"
-        found.append({"field": field, "problem": problem})
-    return found
-
-
-def _fields_at(model: Any, place: tuple[int | str, ...]) -> list[str]:
-    """The fields of the model at this place in another one."""
-    for part in place:
-        if isinstance(part, str) and part not in TAGS:
-            model = next(_models_in(model.model_fields[part].annotation), None)
-            if model is None:
-                return []
-    return list(model.model_fields)
-
-
-def _models_in(annotation: Any) -> Iterator[Any]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)
-
-
-def listed(problems: list[dict[str, str]]) -> str:
-    """What is wrong, each with the field that it is about."""
-    return "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
-
-
-def described(what: str, problems: list[dict[str, str]]) -> str:
-    """That something has so many problems, and which."""
-    return f"{what} has {len(problems)} problem{'s' if len(problems) != 1 else ''}: {listed(problems)}."
-
 
 class Budget(Strict):
     """Limits of what a session may use; at least one. Exact rules: docs/budgets.md.
@@ -130,8 +55,6 @@ class Budget(Strict):
 
 RESOURCES = ("tokens", "cost", "rounds", "children", "depth", "seconds")
 """What a budget can limit."""
-
-TAGS = ONE, SEVERAL, AGENT, BY_NAME = "(one)", "(several)", "(agent)", "(by name)"
 
 
 def each(budget: Budget | tuple[Budget, ...] | None) -> tuple[Budget, ...]:
@@ -292,6 +215,7 @@ class AgentSpec(Strict):
         delegation: within which limits its model may write sub-agents itself; None: it may not.
         hooks: functions decorated with `@hook`, called in this order at their points (`docs/hooks.md`). A sub-agent has
             those that its own specification lists; a copy of this agent has the same.
+        mcp_servers: servers of the Model Context Protocol, whose tools it has besides (`docs/mcp.md`).
         output_type: what its final answer must be: a pydantic model, a dataclass or any other annotation with a JSON
             Schema, or a JSON Schema (2020-12) itself (`docs/output.md`). None for any text.
         output_mode: how the model is asked for it: by the endpoint's response format (`native`), as arguments of a tool
@@ -355,6 +279,7 @@ class AgentSpec(Strict):
     ] = ()
     delegation: Delegation | None = None
     hooks: tuple[Any, ...] = ()
+    mcp_servers: tuple[McpServer, ...] = ()
     output_type: Any = None
     output_mode: Literal["auto", "native", "tool", "prompt"] = "auto"
     output_retries: int = Field(2, ge=0, le=16)
@@ -437,6 +362,13 @@ class AgentSpec(Strict):
             if not hasattr(item, "__understudy_hook__"):
                 raise ValueError(f"{item!r} is no function decorated with @hook")
         return tuple(value)
+
+    @field_validator("mcp_servers")
+    @classmethod
+    def _mcp_servers(cls, value: tuple[McpServer, ...]) -> tuple[McpServer, ...]:
+        if twice(value):
+            raise ValueError(f"{', '.join(twice(value))} is there twice")
+        return value
 
     @field_validator("repeat_limit")
     @classmethod

@@ -8,16 +8,16 @@ import time
 
 from understudy import logs
 from understudy.config import ModelProfile, Settings
-from understudy.ports import ModelGateway
+from understudy.ports import ModelGateway, ToolHost
 from understudy.reads import OwnerRecord
 from understudy.redaction import know, passwords
 from understudy.store.reads import queries
 from understudy.telemetry import header_values, telemetry_of
 
 from .basis import NodeConfig
-from .gateway_link import Kill
 from .node_service import NodeService
 from .notices import Tell
+from .service_link import Kill
 
 
 class NodeHost:
@@ -25,7 +25,7 @@ class NodeHost:
 
     def __init__(
         self, settings: Settings, node_id: str, span_directory: str, address: str, *, gateway: ModelGateway,
-        tell: Tell, kill: Kill,
+        tell: Tell, kill: Kill, tool_host: ToolHost, kill_tool_host: Kill,
     ) -> None:  # fmt: skip
         os.umask(0o077)  # the store and the spans hold whole conversations
         # The exporters read their variables themselves. What the connect says comes before what this node has.
@@ -41,6 +41,7 @@ class NodeHost:
             settings.schema_policy, address, telemetry, prices=settings.prices,
         )  # fmt: skip
         self._gateway, self._tell, self._kill = gateway, tell, kill
+        self._tool_host, self._kill_tool_host = tool_host, kill_tool_host
         self._service: NodeService | None = None
         self._starting = asyncio.Lock()
         self._started = False
@@ -52,7 +53,10 @@ class NodeHost:
         if not self._started:
             async with self._starting:
                 if self._service is None:
-                    self._service = NodeService(self._config, self._gateway, self._tell, self._kill)
+                    self._service = NodeService(
+                        self._config, self._gateway, self._tell, self._kill, tool_host=self._tool_host,
+                        kill_tool_host=self._kill_tool_host,
+                    )  # fmt: skip
                 if not self._started:
                     await self._service.start()
                     self._beating = asyncio.get_running_loop().create_task(self._beat())

@@ -15,7 +15,8 @@ from typing import Any
 from understudy.actors.tools import tool_name_problem
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.manifest import AGENTS
-from understudy.spec import AgentSpec, described
+from understudy.spec import AgentSpec
+from understudy.strict import described
 
 from .checking import agent_problems
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, tool_names
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import AgentSpec, Budget, listed
+from understudy.spec import AgentSpec, Budget
+from understudy.strict import listed
 
 from .agent_file import find_tool, import_from, read_agent
 from .checking import agent_problems

@@ -21,7 +21,7 @@ from sqlalchemy import event
 
 from understudy.actors.frame import Frame
 from understudy.actors.tools import ToolContext, describe, tool
-from understudy.cluster.local.local_node import LocalGateway, LocalNode
+from understudy.cluster.local.local_node import LocalGateway, LocalNode, LocalToolHost
 from understudy.config import ModelProfile
 from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
 from understudy.gateway.gateway import Gateway
@@ -174,6 +174,7 @@ class Kernel:
         self.on_point: Callable[[int, str, Worker | None], None] | None = None
         self._prices = prices or {}
         self.gateway = LocalGateway(lambda: GatewayCalls(Gateway(backoff=0.001, backoff_max=0.002)))
+        self.tool_host = LocalToolHost()
         self.node = LocalNode(self._made)
         self.numbers = itertools.count()
         self._up = asyncio.Event()
@@ -186,7 +187,7 @@ class Kernel:
             self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
             telemetry=self.telemetry, prices=self._prices,
         )  # fmt: skip
-        service = NodeService(config, self.gateway, self._tell)
+        service = NodeService(config, self.gateway, self._tell, tool_host=self.tool_host)
         service.profiles.learn(ModelProfile("offline", "key", self.server.url))
         if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
@@ -244,6 +245,7 @@ class Kernel:
         await self.node.close()
         await self._end_dead()
         await self.gateway.close()
+        await self.tool_host.close()
         self.check()
 
     def check(self, *session_ids: str) -> None:
@@ -279,6 +281,7 @@ class Kernel:
         await self._end_frames()
         await self._end_dead()
         await self.gateway.close()
+        await self.tool_host.close()
         self.check()
 
     async def _end_dead(self) -> None:
