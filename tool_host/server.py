@@ -14,10 +14,11 @@ from urllib.parse import quote
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation, ListRootsResult, Root
+from msgspec.structs import replace
 
 from understudy.environment import for_tools
 from understudy.errors import ToolError, UnderstudyError
-from understudy.redaction import know, redacted
+from understudy.redaction import HIDDEN, SHORTEST, know, redacted
 from understudy.tasks import Tasks
 from understudy.tool_hosting import (
     ERROR,
@@ -84,6 +85,7 @@ class Server:
         self._pause = FIRST_PAUSE
         self._not_before = 0.0
         self._problem = ""
+        self._given: set[str] = set()
         self._tasks = Tasks(log)
 
     @property
@@ -109,7 +111,8 @@ class Server:
         except Exception as error:
             raise self._unusable(f"it did not list its tools: {_message(error)}") from None
         self._pause = FIRST_PAUSE
-        return found
+        listed, left_out = found
+        return [replace(tool, description=self._without_secrets(tool.description)) for tool in listed], left_out
 
     async def call(self, call: ServerCall) -> ServerAnswer:
         """Have it do something, and say how that ended. Raises `CancelledError` when the caller cancels: the server is
@@ -122,6 +125,7 @@ class Server:
         try:
             async with asyncio.timeout(call.timeout):
                 ok, text = await self._asked(_asked_for(client, call))
+                text = self._without_secrets(text)
         except TimeoutError:
             return self._timed_out(call)
         except _Dead:
@@ -129,9 +133,10 @@ class Server:
         except MCPError as error:
             if error.code == REQUEST_TIMEOUT:
                 return self._timed_out(call)
-            return ServerAnswer(ERROR, bounded(error.message))
+            return ServerAnswer(ERROR, self._without_secrets(bounded(error.message)))
         except Exception as error:  # its answer is none that the protocol has
-            return ServerAnswer(ERROR, bounded(f"the call was made, and its answer can't be used: {_message(error)}"))
+            said = bounded(f"the call was made, and its answer can't be used: {_message(error)}")
+            return ServerAnswer(ERROR, self._without_secrets(said))
         finally:
             self.in_flight -= 1
             self.used = time.monotonic()
@@ -257,7 +262,8 @@ class Server:
         configuration = self.configuration
         named = [*configuration.environment, *configuration.headers.values()]
         environment = for_tools(os.environ, named)
-        know(*(environment[name] for name in named))
+        self._given = {environment[name] for name in named}
+        know(*self._given)
         if configuration.url:
             headers = {header: environment[name] for header, name in configuration.headers.items()}
             return by_http(configuration.url, headers)
@@ -272,6 +278,12 @@ class Server:
 
     def _unusable(self, why: str) -> ToolError:
         return ToolError(redacted(f"the MCP server {self.configuration.name} can't be used: {why}. {self._last_words()}"))
+
+    def _without_secrets(self, text: str) -> str:
+        """A text of the server's without the values that it was given, which are nobody else's."""
+        for value in self._given:
+            text = text.replace(value, HIDDEN) if len(value) >= SHORTEST else text
+        return text
 
     def _last_words(self) -> str:
         words = self._process.errors.tail() if self._process is not None else ""
