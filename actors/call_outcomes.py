@@ -114,7 +114,8 @@ class CallOutcomes:
             if call.state == "started" and is_of_server(spec):
                 outcome = await self._servers.held(call, spec)
             if call.state == "started" and outcome is None and spec["on_crash"] == "ask":
-                return self._ask_in_doubt(call)
+                self._ask_in_doubt(call)
+                return None
             item = self.answer_to(call) if call.state in ("asked", "waiting") else None
             if call.state == "started" and outcome is not None:
                 return await self.conclude(call, outcome, executions=call.executions + 1)
@@ -181,10 +182,14 @@ class CallOutcomes:
             ids = {"run_id": self._window.run_id or "", "trace_id": self._window.trace_id}
             with about(**ids, span_id=tool_span_identifier(self._window.session_id, call.call_id)):
                 outcome = await execute(loaded, keywords, timeout, before, begun)
-            executions += outcome is not None
-            if outcome is not None and is_of_server(spec) and (outcome := self._servers.answered(call, outcome)) is None:
+            if outcome is None:
+                continue
+            executions += 1
+            outcome = self._servers.answered(call, outcome)
+            if outcome is None:
                 if spec["on_crash"] == "ask":
-                    return self._ask_in_doubt(replace(call, state="started", executions=executions))
+                    self._ask_in_doubt(replace(call, state="started", executions=executions))
+                    return None
                 outcome = self._died(call, spec, executions)
                 loaded = loaded if outcome is not None else await self._servers.load(call, spec)
         self.leave = self.leave or outcome.stuck_thread

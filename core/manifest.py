@@ -19,9 +19,9 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
     """What differs between two compiled specifications, by name: `model`, `tools.lookup`, `hooks.check`,
     `agents.scout`; sorted. `hooks`: they are called in another order.
 
-    A field that only one of them has, other than `output` and `mcp_servers`, is no difference: another version of Understudy compiled the
-    other one, and what it did not know has its default. Code that travels by value is compared by its source, since its
-    bytes differ from process to process.
+    A field that only one of them has, other than `output` and `mcp_servers`, is no difference: another version of
+    Understudy compiled the other one, and what it did not know has its default. Code that travels by value is compared
+    by its source, since its bytes differ from process to process.
     """
     old, new = json.loads(json.dumps(old, default=str)), json.loads(json.dumps(new, default=str))
     found = {

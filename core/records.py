@@ -306,8 +306,16 @@ class Cancelled(NamedTuple):
 
 
 LogEntry = (
-    Message | ToolStarted | ToolProgress | CustomEvent | ToolFinished | ToolInDoubt | MemoryRecalled | MemoryFailed
-    | McpServerListed | McpServerFailed
+    Message
+    | ToolStarted
+    | ToolProgress
+    | CustomEvent
+    | ToolFinished
+    | ToolInDoubt
+    | MemoryRecalled
+    | MemoryFailed
+    | McpServerListed
+    | McpServerFailed
 )
 """What a session's own process may add to its log. All else is written by the store's operations."""
 

@@ -16,6 +16,7 @@ from .strict import AGENT, BY_NAME, ONE, SEVERAL, Strict, Variable
 
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
+
 class Budget(Strict):
     """Limits of what a session may use; at least one. Exact rules: docs/budgets.md.
 

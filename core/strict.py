@@ -25,6 +25,8 @@ else:
 class _AllProblems(ModelMetaclass):
     """Turns pydantic's error into ours at the outermost call only: nested models must report to the outer one."""
 
+    POSITIONAL: tuple[str, ...]
+
     def __call__(cls, *args: Any, **data: Any) -> Any:
         try:
             named = dict(zip(cls.POSITIONAL, args, strict=False))

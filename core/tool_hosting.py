@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -94,9 +94,13 @@ class ServerCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a call ended."""
+    """How a call ended.
 
-    outcome: Literal["ok", "error", "timeout", "lost", "unknown"]
+    Attributes:
+        outcome: `OK`, `ERROR`, `TIMEOUT`, `LOST` or `UNKNOWN`.
+    """
+
+    outcome: str
     content: str = ""
 
 

@@ -8,10 +8,11 @@ user's (`understudy.cluster.local`).
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
 from understudy.errors import ServiceGone, ToolError
@@ -61,22 +62,24 @@ class McpServerProcess(Protocol):
     async def close(self) -> None: ...
 
 
-Make = Callable[[ServerConfiguration], McpServerProcess]
+Make = Callable[[ServerConfiguration], Awaitable[McpServerProcess]]
+"""Makes a server, which is not started yet. Raises `ToolError` if none can be."""
 
 
-def make_server(configuration: ServerConfiguration) -> Server:
+async def make_server(configuration: ServerConfiguration) -> Server:
     """A server.
 
     Raises:
         ToolError: the package that is needed for it is not installed.
     """
-    try:
-        from .server import Server
+    try:  # in a thread: to load the package takes seconds
+        module = await asyncio.to_thread(importlib.import_module, "understudy.tool_host.server")
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "anyio"):
             raise
         raise ToolError(MISSING) from None
-    return Server(configuration)
+    made: Server = module.Server(configuration)
+    return made
 
 
 class _HeldCall:
@@ -138,7 +141,7 @@ class HostedServers:
         """See `ToolHost.tools`."""
         self._require(number)
         try:
-            found, left_out = await self._server(server).tools()
+            found, left_out = await (await self._server(server)).tools()
         except ToolError as error:
             return ServerTools(self._identity, error=error.message)
         return ServerTools(self._identity, found, left_out=left_out)
@@ -202,17 +205,18 @@ class HostedServers:
             raise ServiceGone("the tool host is another one, or has another node service")
         self._heard = time.monotonic()
 
-    def _server(self, configuration: ServerConfiguration) -> McpServerProcess:
-        server = self._servers.get(configuration.instance)
-        if server is None:
-            server = self._servers[configuration.instance] = self._make(configuration)
+    async def _server(self, configuration: ServerConfiguration) -> McpServerProcess:
+        if configuration.instance not in self._servers:
+            made = await self._make(configuration)
+            self._servers.setdefault(configuration.instance, made)  # another caller may have been faster
+        server = self._servers[configuration.instance]
         server.used = time.monotonic()
         return server
 
     async def _answer(self, held: _HeldCall, configuration: ServerConfiguration, call: ServerCall) -> None:
         """Make a call. It has an answer in the end, whatever happens."""
         try:
-            answer = await self._server(configuration).call(call)
+            answer = await (await self._server(configuration)).call(call)
         except ToolError as error:
             answer = ServerAnswer(ERROR, error.message)
         except asyncio.CancelledError:

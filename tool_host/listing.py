@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from mcp import Client
+from mcp.shared.exceptions import MCPError
 from mcp_types import METHOD_NOT_FOUND, CallToolResult, EmbeddedResource, Prompt, Resource, TextContent
 from mcp_types import Tool as McpTool
 
-from mcp.shared.exceptions import MCPError
 from understudy.messages import storable
 from understudy.tool_hosting import GET_PROMPT, LIST_RESOURCES, READ_RESOURCE, ServerTool
 
@@ -33,7 +33,9 @@ async def tools_of(client: Client) -> tuple[list[ServerTool], list[str]]:
     capabilities = client.server_capabilities
     offered: list[ServerTool] = []
     if capabilities.tools is not None:
-        listed = await _pages(lambda cursor: client.list_tools(cursor=cursor, cache_mode="bypass"), lambda page: page.tools)
+        listed = await _pages(
+            lambda cursor: client.list_tools(cursor=cursor, cache_mode="bypass"), lambda page: page.tools
+        )
         for tool in listed:
             described, problem = _described(tool)
             if described is not None:

@@ -7,14 +7,17 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Iterator
+from importlib.metadata import version
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from mcp import Client
+from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation, ListRootsResult, Root
 from msgspec.structs import replace
+from pydantic import FileUrl
 
 from understudy.environment import for_tools
 from understudy.errors import ToolError, UnderstudyError
@@ -61,6 +64,10 @@ class _Dead(Exception):
     """The server's process has ended, or can't be reached."""
 
 
+CLIENT = Implementation(name="understudy", version=version("understudy"))
+"""Who servers are told that they speak with."""
+
+
 class _NotConnected(Exception):
     """Why a connection could not be made."""
 
@@ -70,7 +77,7 @@ class Server:
 
     Attributes:
         used: when it was last needed (monotonic).
-        in_flight: how many calls it is at.
+        in_flight: how many calls and lists it is at, or is started for.
     """
 
     def __init__(self, configuration: ServerConfiguration) -> None:
@@ -99,7 +106,10 @@ class Server:
         Raises:
             ToolError: it can't be used; the text says why.
         """
-        client = await self._connected()
+        with self._at_work():
+            return await self._listed(await self._connected())
+
+    async def _listed(self, client: Client) -> tuple[list[ServerTool], list[str]]:
         try:
             async with asyncio.timeout(LIST_SECONDS):
                 found = await self._asked(tools_of(client))
@@ -117,11 +127,14 @@ class Server:
     async def call(self, call: ServerCall) -> ServerAnswer:
         """Have it do something, and say how that ended. Raises `CancelledError` when the caller cancels: the server is
         told so."""
-        try:
-            client = await self._connected()
-        except ToolError as error:
-            return ServerAnswer(ERROR, f"{error.message} Nothing was executed.")
-        self.in_flight += 1
+        with self._at_work():
+            try:
+                client = await self._connected()
+            except ToolError as error:
+                return ServerAnswer(ERROR, f"{error.message} Nothing was executed.")
+            return await self._called(client, call)
+
+    async def _called(self, client: Client, call: ServerCall) -> ServerAnswer:
         try:
             async with asyncio.timeout(call.timeout):
                 ok, text = await self._asked(_asked_for(client, call))
@@ -129,7 +142,9 @@ class Server:
         except TimeoutError:
             return self._timed_out(call)
         except _Dead:
-            return ServerAnswer(LOST, f"the server {self.configuration.name} ended during the call. {self._last_words()}")
+            return ServerAnswer(
+                LOST, f"the server {self.configuration.name} ended during the call. {self._last_words()}"
+            )
         except MCPError as error:
             if error.code == REQUEST_TIMEOUT:
                 return self._timed_out(call)
@@ -137,9 +152,6 @@ class Server:
         except Exception as error:  # its answer is none that the protocol has
             said = bounded(f"the call was made, and its answer can't be used: {_message(error)}")
             return ServerAnswer(ERROR, self._without_secrets(said))
-        finally:
-            self.in_flight -= 1
-            self.used = time.monotonic()
         self._pause = FIRST_PAUSE
         return ServerAnswer(OK if ok else ERROR, text)
 
@@ -149,6 +161,15 @@ class Server:
         if self._connection is not None:
             await asyncio.wait((self._connection,))
         self._tasks.cancel()
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self.used = time.monotonic()
 
     def _timed_out(self, call: ServerCall) -> ServerAnswer:
         self._tasks.alone("check", self._check)
@@ -238,7 +259,7 @@ class Server:
         """Hold the connection, from its beginning to its end: both have to be in one task."""
         try:
             async with Client(
-                self._transport(end), mode="auto", cache=None, client_info=Implementation(name="understudy", version="1"),
+                self._transport(end), mode="auto", cache=None, client_info=CLIENT,
                 list_roots_callback=self._roots if self.configuration.workspace else None,
             ) as client:  # fmt: skip
                 self._client = client
@@ -272,12 +293,14 @@ class Server:
         )
         return self._process
 
-    async def _roots(self, _context: Any) -> ListRootsResult:
+    async def _roots(self, context: ClientRequestContext) -> ListRootsResult:
         workspace = self.configuration.workspace
-        return ListRootsResult(roots=[Root(uri=f"file://{quote(workspace)}", name=os.path.basename(workspace))])
+        root = Root(uri=FileUrl(f"file://{quote(workspace)}"), name=os.path.basename(workspace))
+        return ListRootsResult(roots=[root])
 
     def _unusable(self, why: str) -> ToolError:
-        return ToolError(redacted(f"the MCP server {self.configuration.name} can't be used: {why}. {self._last_words()}"))
+        said = f"the MCP server {self.configuration.name} can't be used: {why}. {self._last_words()}"
+        return ToolError(redacted(said.strip()))
 
     def _without_secrets(self, text: str) -> str:
         """A text of the server's without the values that it was given, which are nobody else's."""

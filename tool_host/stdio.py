@@ -154,8 +154,7 @@ class ServerProcess:
         program = shutil.which(self._command[0], path=path)
         if program is None:
             raise FileNotFoundError(f"there is no program {self._command[0]!r} on this node")
-        if self._directory is not None and not os.path.isdir(self._directory):
-            raise FileNotFoundError(f"the workspace {self._directory} is no directory of this node")
+        # A workspace that this node does not have is an error of this, which names it.
         self._process = await asyncio.create_subprocess_exec(
             *("/bin/sh", "-c", _GUARDED, str(guard), program, *self._command[1:]),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

@@ -191,7 +191,8 @@ class LocalConnection(ClientConnection):
             held |= frames.known.expected.keys()
             return ["frame" if frame_id in held else "standby" for frame_id in self._machinery.alive]
 
-        roles = ["supervisor", "node", "gateway", *await self._nodes.there(look())]
+        hosts = ["tool_host"] if self._tool_host.servers.servers else []
+        roles = ["supervisor", "node", "gateway", *hosts, *await self._nodes.there(look())]
         return [ServiceInfo(role, os.getpid(), NODE, "") for role in roles]
 
     async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:

@@ -1,4 +1,5 @@
-"""A node service, a gateway and a tool host as parts of this process. Each can be killed; another one takes its place. No Ray."""
+"""A node service, a gateway and a tool host as parts of this process. Each can be killed; another one takes its place.
+No Ray."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +14,19 @@ from understudy.cluster.client.compiling import compile_spec
 from understudy.mcp_servers import McpServer
 from understudy.spec import AgentSpec
 
+from ..mcp_calls import calls, command, pids, until, until_called
 from . import kernel as k
-
-SCRIPT = Path(__file__).parents[1] / "mcp_server.py"
 
 
 def server(directory: Path, name: str = "test", **more: Any) -> McpServer:
     """The test server, which notes its calls in a directory."""
-    return McpServer(name, command=[sys.executable, str(SCRIPT), str(directory)], **more)
+    return McpServer(name, command=command(directory), **more)
 
 
 def agent(*replies: Any, servers: list[McpServer], **more: Any) -> dict[str, Any]:
     """The compiled specification of an agent that gives these replies."""
     spec = AgentSpec(name="agent", instructions=k.script(*replies), mcp_servers=servers, **more)
     return compile_spec(spec, model="offline", profile="offline", pickle=None).spec
-
-
-def calls(directory: Path) -> list[str]:
-    """The calls that the server has noted, without its pid."""
-    path = directory / "calls"
-    return [line.rpartition(" ")[0] for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def pids(directory: Path, call: str) -> list[int]:
-    """The processes that have noted a call."""
-    lines = (directory / "calls").read_text().splitlines()
-    return [int(line.rpartition(" ")[2]) for line in lines if line.rpartition(" ")[0] == call]
-
-
-async def until_called(directory: Path, call: str, count: int = 1) -> int:
-    """The pid of the server's process, once it has noted a call so often."""
-    async with asyncio.timeout(30.0):
-        while calls(directory).count(call) < count:
-            await asyncio.sleep(0.005)
-    return pids(directory, call)[-1]
 
 
 @pytest.fixture
@@ -67,14 +44,7 @@ def holder(kernel: k.Kernel) -> k.Worker:
 
 async def until_answered(kernel: k.Kernel) -> None:
     """Wait until the host is at no call any more."""
-    async with asyncio.timeout(30.0):
-        while any(one.in_flight for one in kernel.tool_host.servers.servers):
-            await asyncio.sleep(0.005)
-
-
-async def outcomes(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    """How the session's tool calls ended."""
-    return [event["data"]["outcome"] for event in await kernel.events(session_id) if event["type"] == "tool_finished"]
+    await until(lambda: not any(one.in_flight for one in kernel.tool_host.servers.servers))
 
 
 async def test_a_model_is_offered_a_servers_tools_and_calls_them(store: str, tmp_path: Path) -> None:
@@ -240,8 +210,8 @@ def offered(kernel: k.Kernel) -> list[list[str]]:
 
 
 async def test_what_a_model_is_offered_is_what_the_log_says(dsn: str, tmp_path: Path) -> None:
-    """Given a server that offers another tool in the middle of a run, then that run goes on with the tools that it began
-    with, the next one is offered the new tool, and the log says so once each."""
+    """Given a server that offers another tool in the middle of a run, then that run goes on with the tools that it
+    began with, the next one is offered the new tool, and the log says so once each."""
     spec = agent([("test_grow", {})], "done", servers=[server(tmp_path)])
     async with k.running(dsn, tmp_path) as kernel:
         await kernel.run("s", spec)
@@ -262,8 +232,7 @@ async def test_a_restore_asks_no_server(dsn: str, tmp_path: Path) -> None:
     async with k.running(dsn, tmp_path, latency=0.3) as kernel:
         await kernel.spawn("s", spec)
         await kernel.send("s")
-        while not kernel.server.requests:
-            await asyncio.sleep(0.005)
+        await until(lambda: bool(kernel.server.requests))
         kernel.gateway.kill()
         kernel.tool_host.kill()
         kernel.kill(holder(kernel))
@@ -321,19 +290,20 @@ async def test_tools_are_chosen_and_ruled_by_patterns(dsn: str, tmp_path: Path) 
     rules = {tool["name"]: tool["on_crash"] for tool in record["extra"]["tools"]}
     assert rules == {
         "test_hold": "ask", "test_look": "rerun", "test_die_once": "rerun", "test_grow": "report",
-        "test_roots": "report", "test_list_resources": "rerun", "test_read_resource": "rerun", "test_get_prompt": "rerun",
+        "test_roots": "report", "test_list_resources": "rerun", "test_read_resource": "rerun",
+        "test_get_prompt": "rerun",
     }  # fmt: skip
     assert json.loads(result) == {"roots": [{"uri": f"file://{tmp_path}", "name": tmp_path.name}]}
 
 
 async def test_resources_and_prompts_are_tools(dsn: str, tmp_path: Path) -> None:
     """A server's resources are listed and read, and its prompts are had, by tools that only read."""
-    calls = [
+    wanted = [
         ("test_list_resources", {}), ("test_read_resource", {"uri": "memo://welcome"}),
         ("test_get_prompt", {"name": "greet", "arguments": {"whom": "Ann"}}),
     ]  # fmt: skip
     async with k.running(dsn, tmp_path) as kernel:
-        await kernel.run("s", agent(calls, "done", servers=[server(tmp_path)]))
+        await kernel.run("s", agent(wanted, "done", servers=[server(tmp_path)]))
         results = await kernel.results()
     assert results == ["memo://welcome  welcome", "Welcome.", "user: Greet {'whom': 'Ann'}."]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from understudy.mcp_servers import McpServer
 from understudy.spec import AgentSpec
 from understudy.tool_host.server import Server
 
+from ..mcp_calls import until
 from . import kernel as k
 
 NPM = Path(os.environ.get("UNDERSTUDY_TEST_NPM") or Path(__file__).parents[2] / ".cache" / "npm")
@@ -94,14 +94,11 @@ async def test_published_servers_that_are_killed_during_calls_are_started_again(
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, latency=0.5) as kernel:
         await kernel.spawn("s", spec)
         await kernel.send("s")
-        async with asyncio.timeout(60.0):
-            while not kernel.server.requests:  # they have listed their tools, and the model has not answered yet
-                await asyncio.sleep(0.01)
-            servers = [one for one in kernel.tool_host.servers.servers if isinstance(one, Server)]
-            for server in servers:
-                os.kill(server.pid, signal.SIGSTOP)
-            while not all(server.in_flight for server in servers):
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(kernel.server.requests))  # they have listed their tools; no answer has come yet
+        servers = [one for one in kernel.tool_host.servers.servers if isinstance(one, Server)]
+        for server in servers:
+            os.kill(server.pid, signal.SIGSTOP)
+        await until(lambda: all(server.in_flight for server in servers))
         killed = [server.pid for server in servers]
         for pid in killed:
             os.kill(pid, signal.SIGKILL)

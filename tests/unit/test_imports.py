@@ -32,7 +32,9 @@ MAY_IMPORT = {
     "cluster/local": {"core", "actors", "gateway", "node", "supervisor", "tool_host", "cluster/client"},
     "cluster/certify": {"core", "actors", "gateway", "node", "cluster/client"},
     "cluster/console": {"core", "observability", "cluster/client"},
-    "cluster/ray": {"core", "actors", "gateway", "node", "supervisor", "tool_host", "cluster/client", "cluster/console"},
+    "cluster/ray": {
+        "core", "actors", "gateway", "node", "supervisor", "tool_host", "cluster/client", "cluster/console",
+    },
     "cluster/cli": {
         "core", "store", "store/db", "store/operations", "store/reads", "store/check", "store/upkeep", "observability",
         "examples", "cluster/client", "cluster/certify", "cluster/console", "cluster/ray",
@@ -41,8 +43,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 """Folder → folders of ours that it may import, besides itself."""
 
-HEAVY = {"openai", "sqlmodel", "sqlalchemy", "psycopg", "pydantic", "ray", "prometheus_client", "opentelemetry",
-         "mcp"}
+HEAVY = {"openai", "sqlmodel", "sqlalchemy", "psycopg", "pydantic", "ray", "prometheus_client", "opentelemetry", "mcp"}
 """What makes a process big or slow to start: not for frames, nor for `import understudy`."""
 
 FACADES = {Path("core/__init__.py"), Path("core/testing/__init__.py")}
