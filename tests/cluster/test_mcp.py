@@ -1,4 +1,4 @@
-"""MCP servers on Ray: a process of their own holds them, which is there when somebody needs it, and dies like others."""
+"""MCP servers on Ray: a process of their own holds them, which is started on demand, and dies like others."""
 
 from __future__ import annotations
 

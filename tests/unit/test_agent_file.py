@@ -18,6 +18,7 @@ from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec
+from understudy.mcp_servers import McpServer
 from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
 
 TOOLS = """
@@ -216,6 +217,22 @@ jitter = 0.1
 reset_after = 9
 exceeded = "report"
 
+[[mcp_servers]]
+name = "time"
+command = ["mcp-server-time"]
+share = "tree"
+include = ["get_*"]
+exclude = ["get_secret"]
+environment = ["TZ_TOKEN"]
+on_crash = { "get_*" = "report" }
+timeout = 5
+required = true
+
+[[mcp_servers]]
+name = "web"
+url = "http://localhost/mcp"
+headers = { Authorization = "WEB_AUTH" }
+
 [[agents]]
 name = "child"
 tools = ["wait"]
@@ -241,6 +258,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str) -> None:
         (Memory, set(data["memory"])),
         (Delegation, set(data["delegation"])),
         (Budget, set().union(*scopes)),
+        (McpServer, set().union(*map(set, data["mcp_servers"]))),
     ]
     for model, given in nested:
         assert given == set(model.model_fields), model
