@@ -29,7 +29,7 @@ from .basis import NodeBasis
 from .frames import Frames
 from .service_link import Kill
 from .specifications import Specifications
-from .tool_link import ToolHostLink
+from .tool_link import NO_TOOL_HOST, ToolHostLink
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +132,8 @@ class ToolServers:
 
     async def _attached(self) -> HostAttached | None:
         """The host, which is started if there is none; None if it gives no answer."""
+        if self._host is NO_TOOL_HOST:
+            return None
         try:
             async with asyncio.timeout(START_SECONDS):
                 return await self.link.attached()

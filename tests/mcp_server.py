@@ -136,6 +136,8 @@ class Server:
             result = self._result(message["method"], message.get("params") or {})
         except LookupError:
             error = {"code": -32601, "message": "there is no such method"}
+            if (message.get("params") or {}).get("name") == "refuse":  # with a code that clients have of their own
+                error = {"code": -32000, "message": "refused"}
             self._say({"jsonrpc": "2.0", "id": message["id"], "error": error})
         else:
             self._say({"jsonrpc": "2.0", "id": message["id"], "result": result})

@@ -32,8 +32,14 @@ class _Bounded(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
+AWAY = (502, 503, 504)
+"""Statuses of those that stand before a server: what became of the request there, they don't know."""
+
+
 async def _bound(response: httpx2.Response) -> None:
     """Streams of events are bounded by event, by the `mcp` package."""
+    if response.status_code in AWAY:
+        raise httpx2.ReadError(f"the server is not reached: status {response.status_code}")
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Bounded(response.stream)

@@ -43,11 +43,11 @@ async def tools_of(client: Client) -> tuple[list[ServerTool], list[str]]:
             else:
                 left_out.append(f"{storable(tool.name)[:100]}: {problem}")
     names = {tool.name for tool in offered}
-    if capabilities.resources is not None and any(await _resources(client)):
+    if capabilities.resources is not None and any(await _if_it_can(_resources(client))):
         offered += [tool for tool in _RESOURCE_TOOLS if tool.name not in names]
     if capabilities.prompts is not None and GET_PROMPT not in names:
-        prompts = await _pages(
-            lambda cursor: client.list_prompts(cursor=cursor, cache_mode="bypass"), lambda page: page.prompts
+        prompts = await _if_it_can(
+            _pages(lambda cursor: client.list_prompts(cursor=cursor, cache_mode="bypass"), lambda page: page.prompts)
         )
         offered += [_prompt_tool(prompts)] if prompts else []
     size = 0
@@ -58,6 +58,14 @@ async def tools_of(client: Client) -> tuple[list[ServerTool], list[str]]:
         else:
             found.append(tool)
     return found, left_out[:MOST_TOOLS]
+
+
+async def _if_it_can(listed: Awaitable[Iterable[Any]]) -> Iterable[Any]:
+    """A list that a server says to have, and may fail to give: its tools are of use without."""
+    try:
+        return await listed
+    except MCPError:
+        return ()
 
 
 async def _pages(page: Callable[[str | None], Awaitable[Any]], items: Callable[[Any], list[Any]]) -> list[Any]:

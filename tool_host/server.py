@@ -15,7 +15,7 @@ from urllib.parse import quote
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation, ListRootsResult, Root
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, REQUEST_TIMEOUT, Implementation, ListRootsResult, Root
 from msgspec.structs import replace
 from pydantic import FileUrl
 
@@ -60,8 +60,16 @@ LONGEST_WAIT = 5.0
 """So many seconds somebody waits for the next start; whoever would have to wait longer is refused."""
 
 
+CLOSED, FORGOTTEN = "Connection closed", "Session terminated"
+"""What the `mcp` package says itself of a connection that has ended, and of a session that a server does not know."""
+
+
 class _Dead(Exception):
     """The server's process has ended, or can't be reached."""
+
+
+class _Forgotten(Exception):
+    """A server by HTTP does not know the session any more, and has done nothing of what it was asked for."""
 
 
 CLIENT = Implementation(name="understudy", version=version("understudy"))
@@ -87,8 +95,10 @@ class Server:
         self._client: Client | None = None
         self._process: ServerProcess | None = None
         self._connection: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
         self._connecting = asyncio.Lock()
         self._end = asyncio.Event()
+        self._end.set()
         self._pause = FIRST_PAUSE
         self._not_before = 0.0
         self._problem = ""
@@ -107,12 +117,17 @@ class Server:
             ToolError: it can't be used; the text says why.
         """
         with self._at_work():
-            return await self._listed(await self._connected())
+            try:
+                return await self._listed(await self._connected())
+            except _Forgotten:
+                return await self._listed(await self._connected())
 
     async def _listed(self, client: Client) -> tuple[list[ServerTool], list[str]]:
         try:
             async with asyncio.timeout(LIST_SECONDS):
                 found = await self._asked(tools_of(client))
+        except _Forgotten:
+            raise
         except TimeoutError:
             self._kill()
             raise self._unusable(f"it did not list its tools within {LIST_SECONDS:.0f} s") from None
@@ -129,10 +144,12 @@ class Server:
         told so."""
         with self._at_work():
             try:
-                client = await self._connected()
-            except ToolError as error:
-                return ServerAnswer(ERROR, f"{error.message} Nothing was executed.")
-            return await self._called(client, call)
+                try:
+                    return await self._called(await self._connected(), call)
+                except _Forgotten:
+                    return await self._called(await self._connected(), call)
+            except (ToolError, _Forgotten) as error:
+                return ServerAnswer(ERROR, f"{_message(error)} Nothing was executed.")
 
     async def _called(self, client: Client, call: ServerCall) -> ServerAnswer:
         try:
@@ -141,6 +158,8 @@ class Server:
                 text = self._without_secrets(text)
         except TimeoutError:
             return self._timed_out(call)
+        except _Forgotten:
+            raise
         except _Dead:
             return ServerAnswer(
                 LOST, f"the server {self.configuration.name} ended during the call. {self._last_words()}"
@@ -205,7 +224,13 @@ class Server:
                 raise _Dead
             return asked.result()
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED or end.is_set():
+            if (error.code, error.message) == (INVALID_REQUEST, FORGOTTEN):
+                end.set()  # the next connection is a new session
+                raise _Forgotten(f"the server {self.configuration.name} does not know its session any more.") from None
+            # A server may have errors of its own with this code.
+            closed = error.code == CONNECTION_CLOSED and (error.message == CLOSED or self.configuration.url)
+            if closed or end.is_set():
+                end.set()
                 raise _Dead from None
             raise
         except OSError:
@@ -226,23 +251,30 @@ class Server:
         async with self._connecting:
             while self._client is None:
                 wait = self._not_before - time.monotonic()
-                if wait > LONGEST_WAIT:
+                if wait > LONGEST_WAIT and self._end.is_set():
                     raise self._unusable(f"it is started again in {wait:.0f} s, since it {self._problem}")
-                await asyncio.sleep(max(0.0, wait))
-                await self._connect()
+                if self._connection is None or self._end.is_set():
+                    await asyncio.sleep(max(0.0, wait))
+                    await self._begin()
+                await self._until_ready()
             return self._client
 
-    async def _connect(self) -> None:
+    async def _begin(self) -> None:
+        """Begin to connect, once the connection before has ended."""
         if self._connection is not None:
             await asyncio.wait((self._connection,))
         self._not_before = time.monotonic() + self._pause
         self._pause = min(LONGEST_PAUSE, 2 * self._pause)
-        self._end = asyncio.Event()
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._connection = asyncio.get_running_loop().create_task(self._serve(ready, self._end))
+        self._end, self._ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+        self._connection = asyncio.get_running_loop().create_task(self._serve(self._ready, self._end))
+
+    async def _until_ready(self) -> None:
+        """Wait for the connection that somebody has begun. Raises `ToolError` if it is not made."""
+        assert self._connection is not None
+        assert self._ready is not None
         try:
             async with asyncio.timeout(START_SECONDS):
-                await asyncio.shield(ready)
+                await asyncio.shield(self._ready)
         except TimeoutError:
             self._kill()
             self._connection.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import ServiceGone
 from ..ports import ToolHost
 from ..tool_hosting import HostAttached, ServerAnswer, ServerCall, ServerConfiguration, ServerTools
 from .remote_node import Attempt
@@ -23,7 +24,7 @@ class RemoteToolHost:
 
     async def attach(self, service: str) -> HostAttached:
         """See `ToolHost.attach`."""
-        return await self._call(ToolHost.attach, service)  # type: ignore[no-any-return]
+        return await self._sent(ToolHost.attach, service)  # type: ignore[no-any-return]
 
     async def tools(self, number: str, server: ServerConfiguration) -> ServerTools:
         """See `ToolHost.tools`."""
@@ -46,4 +47,10 @@ class RemoteToolHost:
         await self._call(ToolHost.heard, number)
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await self._sent(method, *arguments)
+        except TimeoutError:  # of a new connection, which only `attach` has a use for
+            raise ServiceGone("the tool host can't be connected to") from None
+
+    async def _sent(self, method: Callable[..., Any], *arguments: Any) -> Any:
         return signature_of(method).result(await self._attempt("", method.__name__, *arguments))

@@ -211,9 +211,8 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_servers_end_with_their_host(number: signal.Signals, tmp_path: Path) -> None:
-    """However the host dies, its servers and what they have started die with it."""
+async def test_servers_end_with_their_host(tmp_path: Path) -> None:
+    """When the host is killed, its servers and what they have started die with it."""
     program = HOST.format(directory=tmp_path, python=sys.executable, script=SCRIPT)
     with started(program, stdout=subprocess.PIPE) as host:
         assert host.stdout is not None
@@ -221,7 +220,7 @@ async def test_servers_end_with_their_host(number: signal.Signals, tmp_path: Pat
         child = int((tmp_path / "child").read_text())
         assert _lives(pid)
         assert _lives(child)
-        host.send_signal(number)
+        host.send_signal(signal.SIGKILL)
     await until(lambda: not _lives(pid) and not _lives(child))
 
 
@@ -292,3 +291,24 @@ async def test_a_server_by_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             process.kill()
             process.wait()
     assert os.environ["TEST_MCP_VALUE"] == "token-of-the-test"
+
+
+async def test_a_start_that_nobody_waits_for_any_more_serves_the_next_one(tmp_path: Path) -> None:
+    """Given a server that takes its time to start, when who asked first is cancelled, then the next one is served by
+    the process that was started."""
+    async with stage(tmp_path) as made:
+        slowly = made.configuration("0.3")
+        first = asyncio.ensure_future(made.tools(slowly))
+        await until(lambda: "start" in made.calls())
+        first.cancel()
+        await asyncio.wait((first,))
+        assert (await made.tools(slowly)).error == ""
+    assert made.calls() == ["start"]
+
+
+async def test_an_error_of_the_server_is_an_answer(tmp_path: Path) -> None:
+    """A server's own errors are results of their calls, whatever their codes: nothing is in doubt."""
+    async with stage(tmp_path) as made:
+        answer = await made.call("refuse")
+        assert (answer.outcome, answer.content) == ("error", "refused")
+    assert made.calls().count("start") == 1
