@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -27,6 +28,12 @@ def agent(*replies: Any, servers: list[McpServer], **more: Any) -> dict[str, Any
     """The compiled specification of an agent that gives these replies."""
     spec = AgentSpec(name="agent", instructions=k.script(*replies), mcp_servers=servers, **more)
     return compile_spec(spec, model="offline", profile="offline", pickle=None).spec
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _package() -> None:
+    """The `mcp` package takes seconds to load, on a busy machine longer than a run may stand still here."""
+    importlib.import_module("understudy.tool_host.server")
 
 
 @pytest.fixture
@@ -59,6 +66,7 @@ async def test_a_model_is_offered_a_servers_tools_and_calls_them(store: str, tmp
         results = await kernel.results()
         listed = [event["data"] for event in await kernel.events("s") if event["type"] == "mcp_server_listed"]
         offered = [tool["function"]["name"] for tool in kernel.server.requests[0].body["tools"]]
+        await until(lambda: kernel.tool_host.servers.held == 0)  # what is committed the host has forgotten
         kernel.check()
     assert ended["status"] == "completed"
     assert results[0] == "5"
