@@ -104,7 +104,7 @@ class Servers:
         record: Message = record_of(server, tools)
         draft.say(self._window, record)
         if not found.error:
-            names, left_out = tuple(tool["name"] for tool in tools), tuple(found.left_out[:20])
+            names, left_out = [tool["name"] for tool in tools], found.left_out[:20]
             draft.entries.append(McpServerListed(server=name, tools=names, left_out=left_out))
 
     # Calls.

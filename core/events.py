@@ -463,8 +463,8 @@ class McpServerListed(Event, frozen=True, kw_only=True):
     """
 
     server: str = ""
-    tools: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    tools: list[str] = []
+    left_out: list[str] = []
 
 
 class McpServerFailed(Event, frozen=True, kw_only=True):
