@@ -8,7 +8,7 @@ SHELL := bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-FOLDERS := actors cluster core examples gateway node observability store supervisor
+FOLDERS := actors cluster core examples gateway node observability store supervisor tool_host
 SOURCES := pyproject.toml README.md LICENSE $(shell find $(FOLDERS) -name __pycache__ -prune -o -print)
 
 # Two processes: one has all that needs Ray, one test after the other, and the other begins with the rest.

@@ -29,6 +29,7 @@ from .handoffs import handed_off, is_handoff
 from .hooks import Hooks, arguments_of
 from .parameters import SkillFiles
 from .reports import CallReports, Reports
+from .servers import DIED, FRAME_SECONDS, MOST_ATTEMPTS, Servers, is_of_server
 from .task_calls import LOST, MOST_LOST, TaskCalls, begun, is_task, unloaded
 from .tools import LoadedTool, ToolContext
 from .window import Window
@@ -55,7 +56,7 @@ class CallOutcomes:
 
     def __init__(
         self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader, skills: SkillFiles,
-        tasks: TaskCalls, commands: NodeCommands,
+        tasks: TaskCalls, commands: NodeCommands, servers: Servers,
     ) -> None:  # fmt: skip
         self.leave = False
         self.results: dict[str, Outcome] = {}
@@ -73,6 +74,7 @@ class CallOutcomes:
         self._skills = skills
         self._tasks = tasks
         self._commands = commands
+        self._servers = servers
         self._told = {item.id for item in window.inbox}
         self._unrecorded: list[Callable[[], None]] = []
 
@@ -116,15 +118,15 @@ class CallOutcomes:
     async def run(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
         """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
         async with limit:
-            found = await self._tasks.attach(spec, self._context(call)) if _may_go_on_elsewhere(call, spec) else None
-            if found is not None:
-                return await self.conclude(call, found, executions=call.executions + 1)
-            if call.state == "started" and spec["on_crash"] == "ask":
-                self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
-                self._ask(ask_about(call))
+            outcome = await self._tasks.attach(spec, self._context(call)) if _may_go_on_elsewhere(call, spec) else None
+            if call.state == "started" and is_of_server(spec):
+                outcome = await self._servers.held(call, spec)
+            if call.state == "started" and outcome is None and spec["on_crash"] == "ask":
+                self._ask_in_doubt(call)
                 return None
-            outcome: Outcome | None = None
             item = self.answer_to(call) if call.state in ("asked", "waiting") else None
+            if call.state == "started" and outcome is not None:
+                return await self.conclude(call, outcome, executions=call.executions + 1)
             if call.state == "started":
                 outcome = await self._in_doubt(call, spec)
             elif item is not None:
@@ -147,6 +149,10 @@ class CallOutcomes:
             return None
         return found
 
+    def _ask_in_doubt(self, call: CallState) -> None:
+        self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
+        self._ask(ask_about(call))
+
     def _ask(self, asked: Ask) -> None:
         """Ask a person about a call that is executed here, from the next commit on."""
         self.asked.add(asked.call_id)
@@ -164,11 +170,14 @@ class CallOutcomes:
             return await self._execute_elsewhere(call, arguments, spec, item)
         timeout = spec["timeout"] or self._window.spec["tool_timeout"]
         self._patience.expect(time.monotonic() + timeout)
-        try:
-            loaded = await self._load(spec)
-        except Exception as error:
-            failed = Outcome("error", str(error))
-            return await self.conclude(call, failed, executions=call.executions, item=item)
+        if is_of_server(spec):
+            loaded, timeout = await self._servers.load(call, spec), timeout + FRAME_SECONDS
+        else:
+            try:
+                loaded = await self._load(spec)
+            except Exception as error:
+                failed = Outcome("error", str(error))
+                return await self.conclude(call, failed, executions=call.executions, item=item)
         context = self._context(replace(call, arguments=arguments), self.reports.of(call))
         keywords = bind(loaded, arguments, context)
         if isinstance(keywords, Outcome):
@@ -176,6 +185,7 @@ class CallOutcomes:
         if item is not None:
             self._commits.draft.inbox_done.append(item.id)  # it runs again: one commit has this and its start
         outcome, before, begun = None, math.inf, partial(self.begun.__setitem__, call.call_id)
+        executions = call.executions
         while outcome is None:
             if spec["on_crash"] != "rerun":
                 before = await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
@@ -185,8 +195,26 @@ class CallOutcomes:
             ids = {"run_id": self._window.run_id or "", "trace_id": self._window.trace_id}
             with about(**ids, span_id=tool_span_identifier(self._window.session_id, call.call_id)):
                 outcome = await execute(loaded, keywords, timeout, before, begun)
+            if outcome is None:
+                continue
+            executions += 1
+            outcome = self._servers.answered(call, outcome)
+            if outcome is None:
+                if spec["on_crash"] == "ask":
+                    self._ask_in_doubt(replace(call, state="started", executions=executions))
+                    return None
+                outcome = self._died(call, spec, executions)
+                loaded = loaded if outcome is not None else await self._servers.load(call, spec)
         self.leave = self.leave or outcome.stuck_thread
-        return await self.conclude(call, outcome, executions=call.executions + 1)
+        return await self.conclude(call, outcome, executions=executions)
+
+    def _died(self, call: CallState, spec: dict[str, Any], executions: int) -> Outcome | None:
+        """What is said of a call whose server has died; None to make it again."""
+        policy = spec["on_crash"]
+        self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy))
+        if policy == "rerun" and executions - call.executions < MOST_ATTEMPTS:
+            return None
+        return Outcome("interrupted", DIED)
 
     async def _execute_elsewhere(
         self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None
@@ -215,8 +243,7 @@ class CallOutcomes:
     async def _lost_elsewhere(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
         """A call is in doubt since its process died, not this one; None if a person is asked."""
         if spec["on_crash"] == "ask":
-            self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
-            self._ask(ask_about(call))
+            self._ask_in_doubt(call)
             return None
         found = await self._in_doubt(call, spec)
         return await self.conclude(call, found, executions=call.executions) if found is not None else None

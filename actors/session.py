@@ -31,6 +31,7 @@ from .hooks import Hooks, LoadedHook, Wanted
 from .memory import Memory, ProviderLoader, visible_memory
 from .output import Rejected
 from .repeats import NO_PROGRESS, REPEATED, judge
+from .servers import Servers
 from .steering import inputs_of, message_of, steers, take_news, take_steers
 from .tool_calls import ToolCalls, given_up
 from .tools import builtin
@@ -67,10 +68,12 @@ class Activation:
         self.window, frame_id = window, frame.frame_id
         self.patience = Patience()
         self._ended: Finish | None = None  # as hooks want it
+        self._begins = False  # a run does, of which no model was asked anything yet
         self._hooks = Hooks(window, load_hook, self.patience.expect)
         self._commits = Commits(window, node, frame_id, self.patience)
         self._memory = Memory(window, node, frame_id, self._commits, self.patience, load_provider)
-        self._calls = ToolCalls(window, self._commits, self._hooks, self.patience, node, load, frame)
+        self._servers = Servers(window, node, frame_id, self._commits, self.patience)
+        self._calls = ToolCalls(window, self._commits, self._hooks, self.patience, node, load, self._servers, frame)
 
     @property
     def stuck(self) -> bool:
@@ -168,6 +171,7 @@ class Activation:
         if not inputs:
             return False
         first, *others = inputs
+        self._begins = True
         self._commits.draft.start_run = first.key
         self._commits.draft.merge_runs = tuple(item.key for item in others)
         self.window.run_id, self.window.round = first.key, 0
@@ -225,6 +229,10 @@ class Activation:
             return await self._step()
         if window.rounds() >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
+        unusable = await self._servers.list_tools(anew=self._begins)
+        self._begins = False
+        if unusable is not None:
+            return await self._finish("failed", window.reply(), error=unusable)
         take_news(window, self._commits.draft)
         take_steers(window, self._commits.draft)
         try:

@@ -24,6 +24,7 @@ from .delegation import is_delegated, wait_for
 from .execution import Outcome, now
 from .handoffs import handoff_of, is_handoff
 from .hooks import Hooks
+from .servers import Servers
 from .skills import Skills, described
 from .task_calls import TaskCalls
 from .window import Window
@@ -40,7 +41,7 @@ class ToolCalls:
 
     def __init__(
         self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, node: Node, load: Loader,
-        frame: FrameIdentity,
+        servers: Servers, frame: FrameIdentity,
     ) -> None:  # fmt: skip
         self._window = window
         self._commits = commits
@@ -49,7 +50,7 @@ class ToolCalls:
         self._frame_id = frame.frame_id
         skills, commands = Skills(described(window.spec), node.blob), NodeCommands(node, frame, window)
         tasks = TaskCalls(window, node, frame.frame_id, patience)
-        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, skills, tasks, commands)
+        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, skills, tasks, commands, servers)
 
     @property
     def leave(self) -> bool:

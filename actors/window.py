@@ -13,13 +13,13 @@ from understudy.approvals import APPROVAL
 from understudy.errors import ContextOverflow
 from understudy.handoffs import ORIGIN as HANDED_OFF
 from understudy.identifiers import wait_key
-from understudy.json_text import to_json
 from understudy.manifest import is_guarded
 from understudy.messages import ALWAYS, CUT_OFF, FOLD, THIS_ROUND, Message
 from understudy.protocol import Work
 from understudy.rates import NORMAL
 from understudy.recall import READ_MESSAGE
 from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
+from understudy.tool_hosting import ORIGIN as MCP
 
 from .context import (
     FOLD_ANSWER,
@@ -31,6 +31,7 @@ from .context import (
 )
 from .conversation import Conversation
 from .skills import catalogue
+from .toolbox import Toolbox
 from .typed_output import ORIGIN as OF_OUTPUT
 from .typed_output import TypedOutput
 from .web_rules import WebRules
@@ -59,7 +60,7 @@ class Window:
 
     Attributes:
         incarnation: of the session: with another one this window is not the session's any more.
-        tools: of the session's agent, by name.
+        listed: those of the messages that say what the agent's MCP servers offer (`toolbox`).
         decisions: those of the messages that say what a person decided for the session (`understudy.approvals`).
         budgeted: its model calls are charged to accounts, so they must say what they want.
         redone: what is done next may have been done before, by a process that died or was cut off.
@@ -74,14 +75,12 @@ class Window:
         self.messages: list[Message] = []
         self.policy = msgspec.convert(spec.get("context") or {}, Policy)
         self.recall = any(tool["source"].get("builtin") == READ_MESSAGE for tool in spec.get("tools", ()))
-        self.tools: dict[str, dict[str, Any]] = {tool["name"]: tool for tool in spec.get("tools", ())}
-        self._tools: list[dict[str, Any]] = [
-            {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters")}}
-            for tool in spec.get("tools", ())
-        ]
+        self.listed: list[Message] = []
+        self._toolbox = Toolbox(spec)
         self.typed = TypedOutput(spec) if "output" in spec else None
         self.web = msgspec.convert(spec["web"], WebRules) if "web" in spec else None
-        self._conversation = self._begun(View())
+        self._conversation = self._begun(View(), self._toolbox)
+        self._offered = self._toolbox.size
         self._told = 0  # so many of the messages are in the conversation
         self._folds: list[Message] = []  # records, requests and answers, as they are committed
         self.decisions: list[Message] = []
@@ -103,6 +102,16 @@ class Window:
         self.interrupted = False
 
     @property
+    def tools(self) -> dict[str, dict[str, Any]]:
+        """Those of the session's agent, by name."""
+        return self._toolbox.by_name
+
+    def _tools(self, drafted: Sequence[Message]) -> Toolbox:
+        """The tools, once these messages are committed as well."""
+        listed = [message for message in drafted if message.origin == MCP]
+        return Toolbox(self.spec, [*self.listed, *listed]) if listed else self._toolbox
+
+    @property
     def activation(self) -> ActivationId:
         """What the session has this frame for."""
         return ActivationId(self.session_id, self.incarnation, self.epoch)
@@ -115,6 +124,10 @@ class Window:
         self.messages += new
         self._folds += [message for message in new if message.origin in FOLDING]
         self.decisions += [message for message in new if message.origin in DECIDING]
+        listed = [message for message in new if message.origin == MCP]
+        if listed:
+            self.listed += listed
+            self._toolbox = Toolbox(self.spec, self.listed)
         if self.typed is not None:
             self.typed.extend(new)
         self.known_seq = max(self.known_seq, work.seq)
@@ -234,9 +247,9 @@ class Window:
         """Tokens for each byte of text, as the endpoint's counts have shown them; 0 if they have not."""
         return self._conversation.measured_per_byte()
 
-    def _begun(self, view: View) -> Conversation:
+    def _begun(self, view: View, toolbox: Toolbox) -> Conversation:
         """A conversation in which nothing was said yet."""
-        tools, prompt = len(to_json(self._tools).encode()) if self._tools else 0, ""
+        tools, prompt = toolbox.size, ""
         if self.typed is not None:
             tools, prompt = tools + self.typed.size, self.typed.prompt
         instructions = "\n\n".join(filter(None, (self.spec["instructions"], catalogue(self.spec), prompt)))
@@ -244,10 +257,10 @@ class Window:
 
     def _shown(self, drafted: Sequence[Message]) -> Conversation:
         """The conversation in its present view, with all that is committed."""
-        view = self.view(drafted)
+        view, toolbox = self.view(drafted), self._tools(drafted)
         known = self._conversation.view
-        if structs.replace(view, seq=0) != structs.replace(known, seq=0):
-            self._conversation = self._begun(view)
+        if structs.replace(view, seq=0) != structs.replace(known, seq=0) or toolbox.size != self._offered:
+            self._conversation, self._offered = self._begun(view, toolbox), toolbox.size
             self._told = 0
         self._conversation.extend(self.messages[self._told :])
         self._told = len(self.messages)
@@ -281,7 +294,8 @@ class Window:
         fold = next((message for message in passing if message.origin == FOLD_REQUEST), None)
         replaced = self._replaced(drafted, round_number) if fold is None else {}
         wanted = replaced.get("tools")
-        tools = self._tools if wanted is None else [one for one in self._tools if one["function"]["name"] in wanted]
+        tools = self._tools(drafted).functions
+        tools = tools if wanted is None else [one for one in tools if one["function"]["name"] in wanted]
         parameters = dict(replaced.get("parameters", spec["parameters"]))
         model = replaced.get("model", spec["model"])
         continued = self.continuations(drafted, coming=True) > 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from understudy.cluster.client.session_handle import Session
     from understudy.observability.traces import TraceSpan
 
+    from .access import CommandRule, Sandbox, WebPolicy
     from .attachments import File, Image
     from .config import Capabilities, Fallback, ModelProfile
     from .errors import (
@@ -41,21 +42,11 @@ if TYPE_CHECKING:
         UnknownSession,
     )
     from .events import Event
+    from .mcp_servers import McpServer
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
     from .reads import Note, PendingInput, RunRecord, Wakeup
-    from .spec import (
-        AgentSpec,
-        Budget,
-        CommandRule,
-        Context,
-        Delegation,
-        Memory,
-        RestartPolicy,
-        Sandbox,
-        Supervision,
-        WebPolicy,
-    )  # fmt: skip
+    from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
 
     __version__: str
 
@@ -81,6 +72,7 @@ __all__ = [
     "InvalidConfiguration",
     "InvalidInput",
     "InvalidSpec",
+    "McpServer",
     "Memory",
     "MemoryContext",
     "Message",
@@ -126,7 +118,7 @@ _HOMES = {
     "Ask": "actors.directives",
     "Budget": "spec",
     "Cluster": "cluster.client.client",
-    "CommandRule": "spec",
+    "CommandRule": "access",
     "Context": "spec",
     "Delegation": "spec",
     "Continue": "actors.directives",
@@ -137,6 +129,7 @@ _HOMES = {
     "Inject": "actors.directives",
     "Memory": "spec",
     "MemoryContext": "actors.providers",
+    "McpServer": "mcp_servers",
     "Message": "messages",
     "ModelProfile": "config",
     "Capabilities": "config",
@@ -150,7 +143,7 @@ _HOMES = {
     "Run": "cluster.client.run_handle",
     "RunRecord": "reads",
     "RunResult": "cluster.client.results",
-    "Sandbox": "spec",
+    "Sandbox": "access",
     "ServiceInfo": "cluster.client.results",
     "Session": "cluster.client.session_handle",
     "Stop": "actors.directives",
@@ -160,7 +153,7 @@ _HOMES = {
     "TraceSpan": "observability.traces",
     "Usage": "messages",
     "Wakeup": "reads",
-    "WebPolicy": "spec",
+    "WebPolicy": "access",
     "hook": "actors.hooks",
     "memory_provider": "actors.providers",
     "price_table": "prices",

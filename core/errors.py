@@ -347,6 +347,13 @@ class ToolError(UnderstudyError):
     code = "tool_error"
 
 
+class McpServerUnusable(ToolError):
+    """An MCP server that the agent needs can't be used."""
+
+    code = "mcp_server_unusable"
+    hint = "See what the server says; `required=False` lets runs go on without its tools."
+
+
 class WorkspaceViolation(ToolError):
     """A path leads outside the workspace."""
 

@@ -481,6 +481,27 @@ class MemoryFailed(Event, frozen=True, kw_only=True):
     error_message: str = ""
 
 
+class McpServerListed(Event, frozen=True, kw_only=True):
+    """The tools of an MCP server are others than the agent has had of it so far.
+
+    Attributes:
+        server: its name.
+        tools: the names by which the agent has them.
+        left_out: those that it can't have, and why.
+    """
+
+    server: str = ""
+    tools: list[str] = []
+    left_out: list[str] = []
+
+
+class McpServerFailed(Event, frozen=True, kw_only=True):
+    """An MCP server can't be used in this run; the run goes on without its tools, unless it is `required`."""
+
+    server: str = ""
+    error_message: str = ""
+
+
 class ChildSpawned(Event, frozen=True, kw_only=True):
     """A sub-agent was created by a tool call of this session."""
 

@@ -12,6 +12,7 @@ from .protocol import Attached, CallOrigin, Exit, Growth, Judged, StepCall, Work
 from .rates import RateReport, RateShares
 from .reads import Note
 from .records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
+from .tool_hosting import HostAttached, ServerAnswer, ServerCall, ServerConfiguration, ServerTools
 from .tool_tasks import TaskResult, ToolTask
 
 
@@ -97,6 +98,18 @@ class Node(Protocol):
             InvalidInput: the session has no such command.
             Fenced: the activation is over.
         """
+
+    async def server_tools(self, frame_id: str, activation: ActivationId, server: str) -> ServerTools:
+        """The tools of an MCP server of the session's agent, as the server has them now; it is started for that."""
+
+    async def tool_host(self, frame_id: str, activation: ActivationId) -> str:
+        """Which tool host makes calls of MCP servers now."""
+
+    async def call_server(self, frame_id: str, activation: ActivationId, call: ServerCall) -> ServerAnswer:
+        """Have an MCP server called, once, however often and by whichever frame that is asked for."""
+
+    async def cancel_server_call(self, frame_id: str, activation: ActivationId, key: str, attempt: int) -> None:
+        """Have a call given up that nobody waits for any more."""
 
 
 class TaskRunner(Protocol):
@@ -206,6 +219,40 @@ class ModelGateway(Protocol):
 
     async def heard(self, number: str) -> None:
         """Nothing; its answer says that the gateway is well."""
+
+
+class ToolHost(Protocol):
+    """The process that holds the MCP servers of a node, as its node service sees it. Every call may be repeated.
+
+    Every one fails with `ServiceGone` if the host is gone, or if its service, or another one, has attached since.
+    """
+
+    async def attach(self, service: str) -> HostAttached:
+        """Work for the caller from now on, and for nobody else. Calls in flight go on.
+
+        Args:
+            service: the caller's own name: one that another service has replaced is refused, with `ServiceGone`.
+        """
+
+    async def tools(self, number: str, server: ServerConfiguration) -> ServerTools:
+        """The tools of a server, which is started if it does not run. A server that can't be used has an `error`."""
+
+    async def call(self, number: str, key: str, server: ServerConfiguration, call: ServerCall) -> ServerAnswer:
+        """The answer to a call, which is made once, however often it is asked for: it is kept until `release`, or for
+        a bounded time.
+
+        Args:
+            key: names the call, and no other one of any session, and no other attempt.
+        """
+
+    async def cancel(self, number: str, key: str) -> None:
+        """Give a call up: its server is told so, and it has an answer."""
+
+    async def release(self, number: str, keys: list[str]) -> None:
+        """Forget calls: their answers are committed."""
+
+    async def heard(self, number: str) -> None:
+        """Nothing; its answer says that the host is well."""
 
 
 @dataclass(frozen=True)

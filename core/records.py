@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .errors import UnderstudyError
-from .events import CustomEvent, MemoryFailed, MemoryRecalled, ToolFinished, ToolInDoubt, ToolProgress, ToolStarted
+from .events import (
+    CustomEvent,
+    McpServerFailed,
+    McpServerListed,
+    MemoryFailed,
+    MemoryRecalled,
+    ToolFinished,
+    ToolInDoubt,
+    ToolProgress,
+    ToolStarted,
+)
 from .json_text import to_json
 from .messages import CUT_OFF, Message, Usage
 from .rates import NORMAL
@@ -307,7 +317,16 @@ class Cancelled(NamedTuple):
 
 
 LogEntry = (
-    Message | ToolStarted | ToolProgress | CustomEvent | ToolFinished | ToolInDoubt | MemoryRecalled | MemoryFailed
+    Message
+    | ToolStarted
+    | ToolProgress
+    | CustomEvent
+    | ToolFinished
+    | ToolInDoubt
+    | MemoryRecalled
+    | MemoryFailed
+    | McpServerListed
+    | McpServerFailed
 )
 """What a session's own process may add to its log. All else is written by the store's operations."""
 

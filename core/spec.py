@@ -4,87 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
-from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from .confinement import MAX_SECONDS, Confinement
+from .access import Sandbox, WebPolicy
 from .errors import InvalidSpec
+from .mcp_servers import McpServer, twice
 from .prices import MILLION
-from .suggestions import did_you_mean
+from .strict import AGENT, BY_NAME, ONE, SEVERAL, Strict, Variable
 
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
-
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-"""Name of an environment variable."""
-
-_CONFINED = Confinement()
-
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
-
-
-class _AllProblems(ModelMetaclass):
-    """Turns pydantic's error into ours at the outermost call only: nested models must report to the outer one."""
-
-    def __call__(cls, *args: Any, **data: Any) -> Any:
-        try:
-            return super().__call__(*args, **data)
-        except ValidationError as error:
-            found = problems(error, cls)
-            raise InvalidSpec(described(cls.__name__, found), details={"problems": found}) from None
-
-
-class Strict(BaseModel, metaclass=_AllProblems):
-    """A frozen model that refuses unknown fields and tells all problems at once."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-
-def problems(error: ValidationError, model: Any) -> list[dict[str, str]]:
-    """Every problem as `{"field", "problem"}`, in the order of the fields; `model` is what was to be made."""
-    found = []
-    for item in error.errors(include_url=False, include_context=False, include_input=False):
-        place, problem = item["loc"], item["msg"]
-        if item["type"] == "extra_forbidden":
-            problem = f"there is no such field{did_you_mean(str(place[-1]), _fields_at(model, place[:-1]))}"
-        field = ".".join(str(part) for part in place if part not in TAGS) or "(whole)"
-        found.append({"field": field, "problem": problem})
-    return found
-
-
-def _fields_at(model: Any, place: tuple[int | str, ...]) -> list[str]:
-    """The fields of the model at this place in another one."""
-    for part in place:
-        if isinstance(part, str) and part not in TAGS:
-            model = next(_models_in(model.model_fields[part].annotation), None)
-            if model is None:
-                return []
-    return list(model.model_fields)
-
-
-def _models_in(annotation: Any) -> Iterator[Any]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)
-
 
 A_PATH = "a name of the form module:function or DISTRIBUTION:NAME"
 
@@ -92,16 +23,6 @@ A_PATH = "a name of the form module:function or DISTRIBUTION:NAME"
 def _is_path(item: Any) -> bool:
     """Whether an entry names a function, or what a package offers."""
     return isinstance(item, str) and all(item.partition(":"))
-
-
-def listed(problems: list[dict[str, str]]) -> str:
-    """What is wrong, each with the field that it is about."""
-    return "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
-
-
-def described(what: str, problems: list[dict[str, str]]) -> str:
-    """That something has so many problems, and which."""
-    return f"{what} has {len(problems)} problem{'s' if len(problems) != 1 else ''}: {listed(problems)}."
 
 
 class Budget(Strict):
@@ -143,8 +64,6 @@ class Budget(Strict):
 
 RESOURCES = ("tokens", "cost", "rounds", "children", "depth", "seconds")
 """What a budget can limit."""
-
-TAGS = ONE, SEVERAL, AGENT, BY_NAME = "(one)", "(several)", "(agent)", "(by name)"
 
 
 def each(budget: Budget | tuple[Budget, ...] | None) -> tuple[Budget, ...]:
@@ -290,89 +209,6 @@ class Delegation(Strict):
     output: bool = False
 
 
-class CommandRule(Strict):
-    """What is done about commands of `bash` that match a pattern.
-
-    Attributes:
-        command: a pattern as of file names, for one simple command with its arguments (`git push*`).
-        action: `allow` executes it, `deny` refuses it, `ask` has a person approve the call first.
-    """
-
-    command: str = Field(min_length=1, max_length=1_000)
-    action: Literal["allow", "deny", "ask"]
-
-
-class Sandbox(Strict):
-    """In what an agent's `bash` and its tools with `@tool(sandbox=True)` run (`docs/sandbox.md`).
-
-    Attributes:
-        backend: `bubblewrap` separates commands from the node, and they are refused where it does not work; so does
-            `auto`, which may mean another sandbox once there is one. `none` is a plain shell that may do all that the
-            session's process may; the limits hold but for `network`, `readable`, `processes` and `temporary`.
-        network: whether commands reach the network; then also all services that the node reaches, Ray's among them.
-        readable: absolute paths that commands may read, beside programs, libraries and the workspace.
-        memory: bytes of address space of each process (`RLIMIT_AS`).
-        processes: and threads, at once. The kernel does not limit those of root.
-        file_size: bytes of the largest file that a command may write.
-        temporary: bytes that /tmp and /dev/shm may hold each; both are empty when a command begins.
-        output: bytes that are kept of a command's output: half from its beginning, half from its end.
-        seconds: the longest time for one command.
-        rules: for commands of `bash`; the first one that matches a simple command counts, and without one it is
-            allowed. They are a guard against mistakes: what a shell does can't be seen from its text. The sandbox is
-            the boundary.
-    """
-
-    backend: Literal["auto", "bubblewrap", "none"] = "auto"
-    network: bool = False
-    readable: tuple[Annotated[str, Field(max_length=4_096)], ...] = ()
-    memory: int = Field(_CONFINED.memory, ge=64 << 20, le=1 << 50)
-    processes: int = Field(_CONFINED.processes, ge=4, le=1_000_000)
-    file_size: int = Field(_CONFINED.file_size, ge=1024, le=1 << 50)
-    temporary: int = Field(_CONFINED.temporary, ge=1 << 20, le=1 << 50)
-    output: int = Field(_CONFINED.output, ge=1_000, le=500_000)
-    seconds: int = Field(_CONFINED.seconds, ge=1, le=MAX_SECONDS)
-    rules: tuple[CommandRule, ...] = ()
-
-    @field_validator("readable")
-    @classmethod
-    def _readable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        found = tuple(os.path.normpath(path) for path in value)
-        wrong = [path for path in found if not path.startswith("/") or path.strip("/") == "" or "\0" in path]
-        if wrong:
-            raise ValueError(f"{', '.join(map(repr, wrong))} must be absolute paths, and not the root")
-        return found
-
-
-def _host_pattern(value: str) -> str:
-    """A host, `*.` and a domain, or `*`, as `actors.web_rules` compares them."""
-    start, name = ("*.", value[2:]) if value.startswith("*.") else ("", value)
-    try:
-        known = name if ":" in name else name.rstrip(".").encode("idna").decode().lower()
-    except UnicodeError:
-        known = ""
-    if value != "*" and not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", known):
-        raise ValueError(f"{value!r} is no host, no '*.' followed by a domain, and not '*'")
-    return value if value == "*" else start + known
-
-
-HostPattern = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_host_pattern)]
-
-
-class WebPolicy(Strict):
-    """What `web_fetch` may fetch (docs/tools.md). Only http and https, and each redirect must fit as well.
-
-    Attributes:
-        allow: hosts: `docs.example.org`, `*.example.org` for all below `example.org`, or `*` for all.
-        deny: hosts that are not allowed whatever `allow` says.
-        private: addresses may be connected to that are not of the public network: this machine's, private and
-            link-local ones, among them those by which clouds hand out credentials.
-    """
-
-    allow: tuple[HostPattern, ...] = ("*",)
-    deny: tuple[HostPattern, ...] = ()
-    private: bool = False
-
-
 class AgentSpec(Strict):
     """What an agent is and may do.
 
@@ -391,6 +227,7 @@ class AgentSpec(Strict):
         hooks: functions decorated with `@hook`, or their names as of tools, called in this order at their points
             (`docs/hooks.md`). A sub-agent has those that its own specification lists; a copy of this agent has the
             same.
+        mcp_servers: servers of the Model Context Protocol, whose tools it has besides (`docs/mcp.md`).
         output_type: what its final answer must be: a pydantic model, a dataclass or any other annotation with a JSON
             Schema, or a JSON Schema (2020-12) itself (`docs/output.md`). None for any text.
         output_mode: how the model is asked for it: by the endpoint's response format (`native`), as arguments of a tool
@@ -460,6 +297,7 @@ class AgentSpec(Strict):
     ] = ()
     delegation: Delegation | None = None
     hooks: tuple[Any, ...] = ()
+    mcp_servers: tuple[McpServer, ...] = ()
     output_type: Any = None
     output_mode: Literal["auto", "native", "tool", "prompt"] = "auto"
     output_retries: int = Field(2, ge=0, le=16)
@@ -550,6 +388,13 @@ class AgentSpec(Strict):
             if not _is_path(item) and not hasattr(item, "__understudy_hook__"):
                 raise ValueError(f"{item!r} is no function decorated with @hook, nor {A_PATH}")
         return tuple(value)
+
+    @field_validator("mcp_servers")
+    @classmethod
+    def _mcp_servers(cls, value: tuple[McpServer, ...]) -> tuple[McpServer, ...]:
+        if twice(value):
+            raise ValueError(f"{', '.join(twice(value))} is there twice")
+        return value
 
     @field_validator("repeat_limit")
     @classmethod

@@ -21,7 +21,8 @@ from understudy.store.db.session_row import ActiveSession
 from understudy.streams import Parts
 from understudy.tasks import Tasks
 
-from .gateway_link import GatewayLink, Kill, never_killed
+from .gateway_link import GatewayLink
+from .service_link import Kill, never_killed
 from .verdicts import Verdicts, judged
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from understudy import logs
 from understudy.config import ModelProfile, Settings
 from understudy.errors import InvalidConfiguration
 from understudy.identifiers import digest
-from understudy.ports import ModelGateway, TaskRunner
+from understudy.ports import ModelGateway, TaskRunner, ToolHost
 from understudy.reads import OwnerRecord
 from understudy.redaction import know, passwords
 from understudy.store.reads import queries
@@ -20,9 +20,9 @@ from understudy.transport.channel import socket_directory
 
 from .basis import NodeConfig
 from .command_processes import COMMANDS_PREFIX
-from .gateway_link import Kill
 from .node_service import NodeService
 from .notices import Tell
+from .service_link import Kill
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class NodeHost:
 
     def __init__(
         self, settings: Settings, node_id: str, span_directory: str, address: str, *, gateway: ModelGateway,
-        tell: Tell, kill: Kill, runner: TaskRunner,
+        tell: Tell, kill: Kill, runner: TaskRunner, tool_host: ToolHost, kill_tool_host: Kill,
     ) -> None:  # fmt: skip
         os.umask(0o077)  # the store and the spans hold whole conversations
         # The exporters read their variables themselves. What the connect says comes before what this node has.
@@ -49,6 +49,7 @@ class NodeHost:
             command_directory=_command_directory(settings.namespace, node_id),
         )  # fmt: skip
         self._gateway, self._tell, self._kill, self._runner = gateway, tell, kill, runner
+        self._tool_host, self._kill_tool_host = tool_host, kill_tool_host
         self._service: NodeService | None = None
         self._starting = asyncio.Lock()
         self._started = False
@@ -60,7 +61,10 @@ class NodeHost:
         if not self._started:
             async with self._starting:
                 if self._service is None:
-                    self._service = NodeService(self._config, self._gateway, self._tell, self._kill, self._runner)
+                    self._service = NodeService(
+                        self._config, self._gateway, self._tell, self._kill, runner=self._runner,
+                        tool_host=self._tool_host, kill_tool_host=self._kill_tool_host,
+                    )  # fmt: skip
                 if not self._started:
                     await self._service.start()
                     self._beating = asyncio.get_running_loop().create_task(self._beat())

@@ -17,6 +17,7 @@ from understudy.rates import RateReport, RateShares
 from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
 from understudy.supervisor.ports import NodeReport, TakenUp
+from understudy.tool_hosting import ServerAnswer, ServerCall, ServerTools
 from understudy.tool_tasks import TaskResult, ToolTask
 from understudy.transport.serving import Serving
 from understudy.transport.signatures import signature_of
@@ -103,6 +104,22 @@ class NodeCalls(ABC):
     ) -> CommandOutput:
         """See `understudy.ports.Node.read_command`."""
         return await (await self._node()).commands.read(frame_id, activation, job, after, wait)
+
+    async def server_tools(self, frame_id: str, activation: ActivationId, server: str) -> ServerTools:
+        """See `understudy.ports.Node.server_tools`."""
+        return await (await self._node()).server_tools(frame_id, activation, server)
+
+    async def tool_host(self, frame_id: str, activation: ActivationId) -> str:
+        """See `understudy.ports.Node.tool_host`."""
+        return await (await self._node()).tool_host(frame_id, activation)
+
+    async def call_server(self, frame_id: str, activation: ActivationId, call: ServerCall) -> ServerAnswer:
+        """See `understudy.ports.Node.call_server`."""
+        return await (await self._node()).call_server(frame_id, activation, call)
+
+    async def cancel_server_call(self, frame_id: str, activation: ActivationId, key: str, attempt: int) -> None:
+        """See `understudy.ports.Node.cancel_server_call`."""
+        await (await self._node()).cancel_server_call(frame_id, activation, key, attempt)
 
     # Clients, and other nodes' services.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from understudy.config import ModelProfile
 from understudy.errors import Fenced
-from understudy.ports import CommandProcesses, ModelGateway, TaskRunner
+from understudy.ports import CommandProcesses, ModelGateway, TaskRunner, ToolHost
 from understudy.protocol import Exit, Judged, StepCall, Work
 from understudy.reads import Note
 from understudy.records import INTERRUPTED_BY_STEER, Ack, ActivationId, Batch
@@ -24,6 +24,7 @@ from understudy.store.journal import Committed
 from understudy.store.operations import batches, notes
 from understudy.store.operations.holding import require_held
 from understudy.store.transaction import Transaction
+from understudy.tool_hosting import ServerAnswer, ServerCall, ServerTools
 
 from .answers import Answers
 from .basis import NodeBasis, NodeConfig
@@ -35,17 +36,19 @@ from .deaths import Deaths
 from .draining import Draining
 from .feed import Feed
 from .frames import Frames, current_work
-from .gateway_link import Kill, never_killed
 from .interrupts import Interrupts
 from .notices import Notices, Tell, alone
 from .projection import Projection
 from .rates import NodeRates
 from .rounds import Rounds
+from .service_link import Kill, never_killed
 from .shown import show_all
 from .specifications import Specifications
 from .sweep import Sweep
 from .take_up import TakeUp
 from .timers import Timers
+from .tool_link import NO_TOOL_HOST
+from .tool_servers import ToolServers
 from .tool_tasks import NobodyRuns, ToolTasks
 from .verdicts import Verdicts
 
@@ -61,8 +64,9 @@ class NodeService(NodeBasis):
     """
 
     def __init__(
-        self, config: NodeConfig, gateway: ModelGateway, tell: Tell = alone, kill: Kill = never_killed,
+        self, config: NodeConfig, gateway: ModelGateway, tell: Tell = alone, kill: Kill = never_killed, *,
         runner: TaskRunner | None = None, processes: CommandProcesses | None = None,
+        tool_host: ToolHost = NO_TOOL_HOST, kill_tool_host: Kill = never_killed,
     ) -> None:  # fmt: skip
         super().__init__(config, lambda committed: self._committed(committed))
         self.specifications = Specifications(self.reading)
@@ -117,6 +121,7 @@ class NodeService(NodeBasis):
         )  # fmt: skip
         self.rounds = Rounds(self, self.frames, self.calls, self.claims, self.draining)
         self.answers = Answers(self, self.frames, self.calls, self.claims, self.draining)
+        self.tool_servers = ToolServers(self, self.frames, self.specifications, tool_host, kill_tool_host)
 
     async def start(self) -> None:
         """Open the store, catch up the projection, start committing.
@@ -142,6 +147,7 @@ class NodeService(NodeBasis):
         self._tasks.cancel()
         self.calls.abandon()
         self.commands.close()
+        self.tool_servers.abandon()
         self.projection.abandon()
 
     async def close(self) -> None:
@@ -149,6 +155,7 @@ class NodeService(NodeBasis):
         and its files."""
         await self.calls.close()
         self.tasks.close()
+        self.tool_servers.abandon()
         self._tasks.cancel()
         self.commands.close()
         await self.projection.close()
@@ -224,6 +231,22 @@ class NodeService(NodeBasis):
         """See `understudy.ports.Node.blob`."""
         return await self.reading.blob(digest)
 
+    async def server_tools(self, frame_id: str, activation: ActivationId, server: str) -> ServerTools:
+        """See `understudy.ports.Node.server_tools`."""
+        return await self.tool_servers.tools(frame_id, activation, server)
+
+    async def tool_host(self, frame_id: str, activation: ActivationId) -> str:
+        """See `understudy.ports.Node.tool_host`."""
+        return await self.tool_servers.host(frame_id, activation)
+
+    async def call_server(self, frame_id: str, activation: ActivationId, call: ServerCall) -> ServerAnswer:
+        """See `understudy.ports.Node.call_server`."""
+        return await self.tool_servers.call(frame_id, activation, call)
+
+    async def cancel_server_call(self, frame_id: str, activation: ActivationId, key: str, attempt: int) -> None:
+        """See `understudy.ports.Node.cancel_server_call`."""
+        await self.tool_servers.cancel(frame_id, activation, key, attempt)
+
     # What others tell.
 
     async def register(self, profile: ModelProfile) -> None:
@@ -234,6 +257,7 @@ class NodeService(NodeBasis):
     def _committed(self, committed: Committed) -> None:
         self.projection.apply(committed)
         self.notices.committed(committed)
+        self.tool_servers.committed(committed.events)
 
     def _woken_unnoticed(self, row: ActiveSession) -> None:
         self.notices.wake(row)

@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from understudy.errors import InvalidInput, UnderstudyError
+from understudy.ports import Node
 from understudy.tasks import Tasks
 from understudy.transport.channel import ChannelServer, Ticket
 from understudy.transport.ends import has_ended
+from understudy.transport.service_socket import methods_of
 
 if TYPE_CHECKING:
     from .node_service import NodeService
@@ -21,10 +23,7 @@ log = logging.getLogger(__name__)
 FRAME, CLIENT = "frame", "client"
 
 CALLS = {
-    FRAME: frozenset(
-        {"step", "commit", "reload", "interrupted", "judge", "specification", "memory", "blob"}
-        | {"task_service", "task", "end_task", "start_command", "read_command"}
-    ),
+    FRAME: methods_of(Node),
     CLIENT: frozenset({"request", "metrics_address"}),
 }
 """What each role may call."""

@@ -10,7 +10,8 @@ from typing import Any
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, tool_names
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.skills import LOAD_SKILL
-from understudy.spec import AgentSpec, Budget, listed
+from understudy.spec import AgentSpec, Budget
+from understudy.strict import listed
 
 from .agent_file import read_agent
 from .agent_resolving import import_from

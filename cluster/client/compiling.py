@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from msgspec import to_builtins
 
+from understudy.access import Sandbox
 from understudy.actors.approval import can_be_approved
 from understudy.actors.delegating import offered
 from understudy.actors.hooks import describe_hook
@@ -24,9 +26,11 @@ from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
 from understudy.manifest import AGENTS, below, without_bytes
+from understudy.mcp_servers import McpServer
 from understudy.placement import DEFAULT, placement_key
 from understudy.skills import LOAD_SKILL
-from understudy.spec import AgentSpec, Budget, Delegation, Sandbox, each, listed
+from understudy.spec import AgentSpec, Budget, Delegation, each
+from understudy.strict import listed
 from understudy.windows import known_window
 
 from .extensions import had
@@ -175,6 +179,7 @@ def _compiled(
         **({"delegation": delegation} if delegation else {}),
         **({"sandbox": spec.sandbox.model_dump(exclude_defaults=True)} if spec.sandbox != Sandbox() else {}),
         **({"web": spec.web.model_dump()} if spec.web else {}),
+        **({"mcp_servers": list(map(partial(_server, spec), spec.mcp_servers))} if spec.mcp_servers else {}),
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
@@ -231,6 +236,13 @@ def _delegation(given: Delegation | None) -> dict[str, Any] | None:
     return {**made, "output": True} if given.output else made
 
 
+def _server(spec: AgentSpec, server: McpServer) -> dict[str, Any]:
+    """The compiled form of an MCP server; its `key` is the same for all that are started in the same way."""
+    fields = server.model_dump(mode="json")
+    started = {name: fields[name] for name in ("command", "url", "environment", "headers")}
+    return {**fields, "key": digest(json.dumps(started, sort_keys=True)), "approve": list(spec.approve)}
+
+
 def _is_own(source: dict[str, str]) -> bool:
     return "blob" in source or not source.get("import", "understudy.").startswith("understudy.")
 
@@ -282,11 +294,18 @@ def function_problems(
         if not {"spawn_agent", "start_agent"} & set(names):
             problems.append(("delegation", "it can only be used with the tool 'spawn_agent' or 'start_agent'"))
     possible = _approvable([*tools, *map(handoff_spec, named(spec))])
+    servers = tuple(f"{server.name}_" for server in spec.mcp_servers)  # what they offer is not known here
     for pattern in spec.approve:
-        if not any(fnmatchcase(name, pattern) for name in possible):
+        if not any(fnmatchcase(name, pattern) for name in possible) and not _may_match(pattern, servers):
             there = f"there are: {', '.join(possible) or 'none'}"
             problems.append(("approve", f"{pattern!r} is no tool of this agent whose calls can be approved; {there}"))
     return [{"field": field, "problem": problem} for field, problem in problems]
+
+
+def _may_match(pattern: str, beginnings: Iterable[str]) -> bool:
+    """Whether a pattern may match a name with one of these beginnings."""
+    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    return any(fixed.startswith(begin) or (begin.startswith(fixed) and fixed != pattern) for begin in beginnings)
 
 
 def _approvable(tools: list[dict[str, Any]]) -> list[str]:

@@ -125,7 +125,7 @@ class ServiceInfo:
     """A process of the cluster.
 
     Attributes:
-        role: `supervisor`, `node`, `gateway`, `frame` or `standby`.
+        role: `supervisor`, `node`, `gateway`, `tool_host`, `frame` or `standby`.
         address: of Ray; of a node service, the URL of its metrics.
     """
 

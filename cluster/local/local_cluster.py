@@ -34,14 +34,14 @@ from ..client.method import client_method
 from ..client.results import ServiceInfo
 from ..client.session_handle import Session
 from .local_machinery import END_SECONDS, NODE, THREADS, LocalFrame, LocalMachinery
-from .local_node import LocalGateway, LocalNode
+from .local_node import LocalGateway, LocalNode, LocalToolHost
 from .local_tasks import LocalTasks
 
 Result = TypeVar("Result")
 
 NAMESPACE = "local"
 
-KILLABLE = ("node", "gateway")
+KILLABLE = ("node", "gateway", "tool_host")
 """The services that can be killed, by their roles in `Cluster.services`."""
 
 START_SECONDS = 30.0
@@ -108,12 +108,13 @@ class LocalConnection(ClientConnection):
     """
 
     def __init__(
-        self, settings: Settings, gateway: LocalGateway, node: LocalNode, machinery: LocalMachinery,
-        services: LoopThread,
+        self, settings: Settings, gateway: LocalGateway, tool_host: LocalToolHost, node: LocalNode,
+        machinery: LocalMachinery, services: LoopThread,
     ) -> None:  # fmt: skip
         self._nodes = LocalNodes(node, services)
         super().__init__(settings, self._nodes)
         self._gateway = gateway
+        self._tool_host = tool_host
         self._node = node
         self._machinery = machinery
         self._services = services
@@ -144,6 +145,7 @@ class LocalConnection(ClientConnection):
         await self._machinery.stop()
         await self._node.close()
         await self._gateway.close()
+        await self._tool_host.close()
 
     async def kill(self, session_id: str) -> bool:
         """See `LocalCluster.kill`."""
@@ -164,8 +166,8 @@ class LocalConnection(ClientConnection):
         """Kill a service (`KILLABLE`). From any thread: calls that are made after this go to the next one."""
         if self._nodes.closed:
             raise ClusterUnreachable(CLOSED)
-        service = self._node if role == "node" else self._gateway
-        self._services.loop.call_soon_threadsafe(service.kill)
+        services = {"node": self._node.kill, "gateway": self._gateway.kill, "tool_host": self._tool_host.kill}
+        self._services.loop.call_soon_threadsafe(services[role])
 
     async def spawn(
         self,
@@ -190,7 +192,8 @@ class LocalConnection(ClientConnection):
             held |= frames.known.expected.keys()
             return ["frame" if frame_id in held else "standby" for frame_id in self._machinery.alive]
 
-        roles = ["supervisor", "node", "gateway", *await self._nodes.there(look())]
+        hosts = ["tool_host"] if self._tool_host.servers.servers else []
+        roles = ["supervisor", "node", "gateway", *hosts, *await self._nodes.there(look())]
         return [ServiceInfo(role, os.getpid(), NODE, "") for role in roles]
 
     async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
@@ -302,12 +305,12 @@ class LocalCluster(Cluster):
                 prices=settings.prices,
             )  # fmt: skip
             gateway, known = LocalGateway(lambda: GatewayCalls(Gateway())), list(profiles)
-            tasks = LocalTasks(self._function)
-            node = LocalNode(lambda: NodeService(config, gateway, runner=tasks))
+            tasks, tool_host = LocalTasks(self._function), LocalToolHost()
+            node = LocalNode(lambda: NodeService(config, gateway, runner=tasks, tool_host=tool_host))
             for profile in (*known, ModelProfile(OFFLINE_MODEL, "offline", self.model_server.url)):
                 node.service.profiles.learn(profile)
             machinery = LocalMachinery(node, services, self._function, self._at_point)
-            self._local = LocalConnection(settings, gateway, node, machinery, services)
+            self._local = LocalConnection(settings, gateway, tool_host, node, machinery, services)
             services.wait(self._local.start())
             self._local.last = stack.pop_all()
         super().__init__(self._local, settings, known[0].name if known else None, self._note_function)
@@ -321,11 +324,12 @@ class LocalCluster(Cluster):
         return await self._local.kill(session if isinstance(session, str) else session.id)
 
     def kill_service(self, role: str) -> None:
-        """Let a service die now, `node` or `gateway`; another one takes its place, as in production.
+        """Let a service die now, `node`, `gateway` or `tool_host`; another one takes its place, as in production.
 
         Sessions stay in their actors, and tools go on. The next node service finds in the store what was committed;
         session actors send it the rest again, and the gateway has kept the answers to model calls. If the gateway dies,
-        these are lost, and the calls are made again (`ModelCallReissued`).
+        these are lost, and the calls are made again (`ModelCallReissued`). With the tool host the MCP servers die that
+        it has started, and calls of them are in doubt.
 
         Raises:
             InvalidInput: no service of this role can be killed.

@@ -1,4 +1,5 @@
-"""A node service and a gateway as parts of this process. Each can be killed; another one takes its place. No Ray."""
+"""A node service, a gateway and a tool host as parts of this process. Each can be killed; another one takes its place.
+No Ray."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ from understudy.errors import ServiceGone
 from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.node.node_calls import NodeCalls
 from understudy.node.node_service import NodeService
+from understudy.protocol import packed
 from understudy.tasks import Tasks
+from understudy.tool_host.hosted_servers import HostedServers
 from understudy.transport.remote_gateway import RemoteGateway
+from understudy.transport.remote_tool_host import RemoteToolHost
 from understudy.transport.serving import Serving
 from understudy.waiting import retrieve_error
 
@@ -91,6 +95,37 @@ class LocalGateway(RemoteGateway):
         """End all calls."""
         await self._process.buried()
         await self.calls.close()
+
+
+class LocalToolHost(RemoteToolHost):
+    """A tool host in this process. The one that takes its place when it is killed has none of its servers and calls.
+
+    Args:
+        make: makes one.
+
+    Attributes:
+        servers: the host that there is now.
+    """
+
+    def __init__(self, make: Callable[[], HostedServers] = HostedServers) -> None:
+        super().__init__(self._answer)
+        self._make = make
+        self._process = LocalProcess("the tool host")
+        self.servers = make()
+
+    async def _answer(self, call_id: str, method: str, *arguments: Any) -> Any:
+        found = await self._process.call(getattr(self.servers, method)(*arguments))
+        return packed(found)
+
+    def kill(self) -> None:
+        """End it as SIGKILL would end its process, and with it the processes of its servers."""
+        dead, self.servers = self.servers, self._make()
+        self._process.die(dead.close())
+
+    async def close(self) -> None:
+        """End all servers."""
+        await self._process.buried()
+        await self.servers.close()
 
 
 class LocalNode(NodeCalls):

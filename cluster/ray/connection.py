@@ -28,7 +28,7 @@ from ..client.packages import addresses, package_key
 from ..client.results import ServiceInfo
 from .bootstrap import request as bootstrap_request
 from .directory import NodeDirectory
-from .names import gateway_name, node_name, of_instance
+from .names import gateway_name, node_name, of_instance, tool_host_name
 from .own_ray import NOT_RUNNING, state_directory
 from .package_store import fetch
 from .ray_edge import actor_names, find_actor, pid_of, settle, submitted
@@ -203,19 +203,20 @@ class Connection(ClientConnection):
         found = [ServiceInfo("supervisor", directory.pid, directory.node_id, address)]
         for node in directory.nodes:
             found.append(ServiceInfo("node", node.pid, node.node_id, await self._metrics(node.node_id)))
-            gateway = await asyncio.to_thread(self._gateway_pid, node.node_id)
-            if gateway:
-                found.append(ServiceInfo("gateway", gateway, node.node_id, address))
+            for role, name in (("gateway", gateway_name), ("tool_host", tool_host_name)):
+                pid = await asyncio.to_thread(self._service_pid, name(self.settings.instance, node.node_id))
+                if pid:
+                    found.append(ServiceInfo(role, pid, node.node_id, address))
         busy = set(await self.read(list[tuple[str, int]], "holders"))
         for frame in directory.frames:
             role = "frame" if (frame.node_id, frame.pid) in busy else "standby"
             found.append(ServiceInfo(role, frame.pid, frame.node_id, address))
         return found
 
-    def _gateway_pid(self, node_id: str) -> int:
+    def _service_pid(self, name: str) -> int:
         """In a thread, since Ray's head is asked; 0 while there is none."""
-        gateway = find_actor(gateway_name(self.settings.instance, node_id))
-        return pid_of(gateway) if gateway is not None else 0
+        service = find_actor(name)
+        return pid_of(service) if service is not None else 0
 
     async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
         """See `Cluster.drain`."""

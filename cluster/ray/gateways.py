@@ -1,8 +1,9 @@
-"""How a node service reaches the gateway of its node, starts it, and has one killed that hangs."""
+"""How a node service reaches the gateway and the tool host of its node, starts them, and has one killed that hangs."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -13,35 +14,39 @@ from understudy.protocol import packed
 from understudy.transport.channel import Ticket
 from understudy.transport.remote_gateway import RemoteGateway
 from understudy.transport.remote_node import SocketCalls
+from understudy.transport.remote_tool_host import RemoteToolHost
 from understudy.transport.repeating import Patience, Repeating
 
-from .names import gateway_name
+from .names import gateway_name, tool_host_name
 from .ray_edge import RAY_NAMESPACE, kill_process, pid_of, submitted, through_ray, ticket
 
 PATIENCE = Patience(attempt=60.0, growth=2.0, longest=600.0, gone=0.0)
 
 
-class OwnGateway:
-    """The gateway of this node, which outlives its node service.
+class OwnService:
+    """A service of this node that its node service starts, and that outlives it.
 
     Args:
-        gateway_class: the actor's.
+        name: of its actor.
+        actor_class, arguments: what it is made of.
+        what: it is called in logs.
 
     Attributes:
-        calls: it, as its node service sees it.
+        attempt: makes one attempt of a call.
     """
 
-    def __init__(self, settings: Settings, node_id: str, gateway_class: Any) -> None:
-        self._settings = settings
+    def __init__(self, name: str, node_id: str, actor_class: Any, arguments: Sequence[Any], what: str) -> None:
+        self._name = name
         self._node_id = node_id
-        self._class = gateway_class
+        self._class = actor_class
+        self._arguments = arguments
         self._handle: Any = None
         self._finding = asyncio.Lock()
-        self.calls = RemoteGateway(SocketCalls(self._admit, self._through_ray, "the gateway"))
+        self.attempt = SocketCalls(self._admit, self._through_ray, what)
 
     async def kill(self, pid: int) -> None:
-        """Kill the gateway's process, by its pid; 0 for the one that Ray has now, unless that is starting. Ray starts
-        another one."""
+        """Kill its process, by its pid; 0 for the one that Ray has now, unless that is starting. Ray starts another
+        one."""
         if not pid and self._handle is not None:
             pid = await asyncio.to_thread(pid_of, self._handle)
         if pid:
@@ -72,9 +77,41 @@ class OwnGateway:
 
     def _find(self) -> Any:
         return self._class.options(
-            name=gateway_name(self._settings.instance, self._node_id),
+            name=self._name,
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=NodeAffinitySchedulingStrategy(self._node_id, soft=False),
-        ).remote(self._node_id, self._settings.offline_latency, dict(self._settings.telemetry))
+        ).remote(*self._arguments)
+
+
+class OwnGateway(OwnService):
+    """The gateway of this node.
+
+    Args:
+        actor_class: the actor's.
+
+    Attributes:
+        calls: it, as its node service sees it.
+    """
+
+    def __init__(self, settings: Settings, node_id: str, actor_class: Any) -> None:
+        arguments = (node_id, settings.offline_latency, dict(settings.telemetry))
+        super().__init__(gateway_name(settings.instance, node_id), node_id, actor_class, arguments, "the gateway")
+        self.calls = RemoteGateway(self.attempt)
+
+
+class OwnToolHost(OwnService):
+    """The tool host of this node, which is started once a session needs it.
+
+    Args:
+        actor_class: the actor's.
+
+    Attributes:
+        host: it, as its node service sees it.
+    """
+
+    def __init__(self, settings: Settings, node_id: str, actor_class: Any) -> None:
+        name, arguments = tool_host_name(settings.instance, node_id), (node_id, dict(settings.telemetry))
+        super().__init__(name, node_id, actor_class, arguments, "the tool host")
+        self.host = RemoteToolHost(self.attempt)

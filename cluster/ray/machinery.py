@@ -27,7 +27,7 @@ from understudy.transport.signatures import signature_of
 from understudy.waiting import answered_within
 
 from . import package_store
-from .names import FrameName, frames_among, gateway_name, node_name
+from .names import FrameName, frames_among, gateway_name, node_name, tool_host_name
 from .placing import actor_options, obstacle, variables
 from .ray_edge import (
     RAY_NAMESPACE,
@@ -278,18 +278,20 @@ class RayMachinery:
     def abandon(self, node: Any, frames: Sequence[Any]) -> None:
         """Have the processes of a lost node ended as far as they can still be reached; waits for nothing."""
         self._nodes.pop(node.node_id, None)
-        asyncio.get_running_loop().run_in_executor(None, self._end_gateway, node.node_id)
+        asyncio.get_running_loop().run_in_executor(None, self._end_services, node.node_id)
         for actor in (node, *frames):
             ray.kill(actor.handle)
 
-    def _end_gateway(self, node_id: str) -> None:
-        """In a thread: without Ray's head the look-up blocks for as long as Ray waits for it."""
-        try:
-            gateway = find_actor(gateway_name(self._settings.instance, node_id))
-            if gateway is not None:
-                ray.kill(gateway)
-        except RayError as error:
-            log.warning("the gateway of node %s can't be ended: %s", node_id[:8], error)
+    def _end_services(self, node_id: str) -> None:
+        """End a node's gateway and tool host. In a thread: without Ray's head the look-up blocks for as long as Ray
+        waits for it."""
+        for name in (gateway_name, tool_host_name):
+            try:
+                service = find_actor(name(self._settings.instance, node_id))
+                if service is not None:
+                    ray.kill(service)
+            except RayError as error:
+                log.warning("a service of node %s can't be ended: %s", node_id[:8], error)
 
     def cpus(self, node_id: str) -> float:
         """CPUs that Ray counts on a node."""
@@ -314,7 +316,7 @@ class RayMachinery:
             except (TimeoutError, ServiceGone):
                 log.warning("node service %s did not stop cleanly", node.node_id[:8])
             ray.kill(node.handle)
-            await asyncio.to_thread(self._end_gateway, node.node_id)
+            await asyncio.to_thread(self._end_services, node.node_id)
         for frame in await self.frames():
             ray.kill(frame.handle)
 

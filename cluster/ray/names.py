@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SUPERVISOR, NODE, GATEWAY, FRAME = "supervisor", "node", "gateway", "frame"
+SUPERVISOR, NODE, GATEWAY, TOOL_HOST, FRAME = "supervisor", "node", "gateway", "tools", "frame"
 
 
 def supervisor_name(instance: str) -> str:
@@ -20,6 +20,11 @@ def node_name(instance: str, node_id: str) -> str:
 def gateway_name(instance: str, node_id: str) -> str:
     """Name of a node's gateway."""
     return f"{GATEWAY}/{instance}/{node_id}"
+
+
+def tool_host_name(instance: str, node_id: str) -> str:
+    """Name of a node's tool host."""
+    return f"{TOOL_HOST}/{instance}/{node_id}"
 
 
 class FrameName(NamedTuple):

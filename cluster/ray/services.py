@@ -28,7 +28,7 @@ from understudy.transport.ends import process_identity
 from understudy.transport.remote_node import Attempt, RemoteNode, SocketCalls
 from understudy.waiting import ticks
 
-from .gateways import OwnGateway
+from .gateways import OwnGateway, OwnToolHost
 from .guarding import SupervisorGuard
 from .names import supervised, supervisor_name
 from .ray_edge import (
@@ -93,6 +93,41 @@ class GatewayActor:
         ray.kill(ray.get_runtime_context().current_actor)  # for good: one that only exits is started again
 
 
+@ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE)
+class ToolHostActor:
+    """A node's tool host as an actor; restarted by Ray when it dies. Its node service starts it when a session has MCP
+    servers; it outlives that one."""
+
+    def __init__(self, node_id: str, telemetry: dict[str, str]) -> None:
+        from understudy.tool_host.host_socket import ToolHostSocket
+        from understudy.tool_host.hosted_servers import HostedServers
+
+        logs.set_up("tools", {**telemetry_of(os.environ), **telemetry})
+        self._servers = HostedServers()
+        self._socket = ToolHostSocket(node_id, self._servers)
+        self._orphan: asyncio.Task[None] | None = None
+        ray.get_runtime_context().current_actor.start.remote()  # see `GatewayActor`
+
+    async def start(self) -> None:
+        """End this actor when nobody has called it for long."""
+        if self._orphan is None:
+            self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
+
+    async def admit(self, _role: str, _name: str) -> Ticket:
+        """A ticket for the node service (`ToolHostSocket.admit`)."""
+        return await self._socket.admit()
+
+    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
+        """See `ToolHostSocket.answer`: for a node service that can't reach the socket."""
+        return await self._socket.answer(call_id, method, *arguments)
+
+    async def _exit_alone(self) -> None:
+        await self._servers.abandoned(ORPHAN_SECONDS)
+        log.warning("no node service for %.0f s: leaving", ORPHAN_SECONDS)
+        await self._servers.close()
+        ray.kill(ray.get_runtime_context().current_actor)
+
+
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4})
 class NodeActor(NodeCalls):
     """The node service as an actor; restarted by Ray when it dies."""
@@ -106,9 +141,11 @@ class NodeActor(NodeCalls):
 
         super().__init__()
         gateway = OwnGateway(settings, node_id, GatewayActor)
+        tools = OwnToolHost(settings, node_id, ToolHostActor)
         self._host = NodeHost(
             settings, node_id, span_directory, str(ray.util.get_node_ip_address()), gateway=gateway.calls,
-            tell=Peers(settings).tell, kill=gateway.kill, runner=RayTasks(settings),
+            tell=Peers(settings).tell, kill=gateway.kill, runner=RayTasks(settings), tool_host=tools.host,
+            kill_tool_host=tools.kill,
         )  # fmt: skip
         self._guard = SupervisorGuard(
             self._host.owner, lambda holder: supervisor_here(holder, settings.instance), self._kill_supervisor,

@@ -16,6 +16,7 @@ from ..ports import Node
 from ..protocol import Exit, Judged, StepCall, Work, packed
 from ..reads import Note
 from ..records import Ack, ActivationId, Batch
+from ..tool_hosting import ServerAnswer, ServerCall, ServerTools
 from ..tool_tasks import TaskResult, ToolTask
 from .channel import Channel, Ticket
 from .repeating import FRAME_PATIENCE, Repeating
@@ -100,6 +101,22 @@ class CalledNode(ABC):
         return await self._call(  # type: ignore[no-any-return]
             Node.read_command, frame_id, activation, job, after, wait
         )
+
+    async def server_tools(self, frame_id: str, activation: ActivationId, server: str) -> ServerTools:
+        """See `Node.server_tools`."""
+        return await self._call(Node.server_tools, frame_id, activation, server)  # type: ignore[no-any-return]
+
+    async def tool_host(self, frame_id: str, activation: ActivationId) -> str:
+        """See `Node.tool_host`."""
+        return await self._call(Node.tool_host, frame_id, activation)  # type: ignore[no-any-return]
+
+    async def call_server(self, frame_id: str, activation: ActivationId, call: ServerCall) -> ServerAnswer:
+        """See `Node.call_server`."""
+        return await self._call(Node.call_server, frame_id, activation, call)  # type: ignore[no-any-return]
+
+    async def cancel_server_call(self, frame_id: str, activation: ActivationId, key: str, attempt: int) -> None:
+        """See `Node.cancel_server_call`."""
+        await self._call(Node.cancel_server_call, frame_id, activation, key, attempt)
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         found = await self._send(method.__name__, packed(arguments))

@@ -21,7 +21,7 @@ from sqlalchemy import event
 
 from understudy.actors.frame import Frame
 from understudy.actors.tools import ToolContext, describe, tool
-from understudy.cluster.local.local_node import LocalGateway, LocalNode
+from understudy.cluster.local.local_node import LocalGateway, LocalNode, LocalToolHost
 from understudy.config import ModelProfile
 from understudy.errors import ServiceGone, StaleGeneration, StoreUnreachable
 from understudy.gateway.gateway import Gateway
@@ -180,6 +180,7 @@ class Kernel:
         self._prices = prices or {}
         self._runner = runner
         self.gateway = LocalGateway(lambda: GatewayCalls(Gateway(backoff=0.001, backoff_max=0.002)))
+        self.tool_host = LocalToolHost()
         self.node = LocalNode(self._made)
         self.numbers = itertools.count()
         self._up = asyncio.Event()
@@ -193,7 +194,7 @@ class Kernel:
             command_directory=str(self.directory / f"commands-{self.node_id}"),
             telemetry=self.telemetry, prices=self._prices,
         )  # fmt: skip
-        service = NodeService(config, self.gateway, self._tell, runner=self._runner)
+        service = NodeService(config, self.gateway, self._tell, runner=self._runner, tool_host=self.tool_host)
         service.profiles.learn(ModelProfile("offline", "key", self.server.url, **self._profile))
         if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
@@ -251,6 +252,7 @@ class Kernel:
         await self.node.close()
         await self._end_dead()
         await self.gateway.close()
+        await self.tool_host.close()
         self.check()
 
     def check(self, *session_ids: str) -> None:
@@ -286,6 +288,7 @@ class Kernel:
         await self._end_frames()
         await self._end_dead()
         await self.gateway.close()
+        await self.tool_host.close()
         self.check()
 
     async def _end_dead(self) -> None:

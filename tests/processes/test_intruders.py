@@ -19,12 +19,14 @@ from sqlalchemy import MetaData, create_engine, select
 from understudy.errors import InvalidInput, ServiceGone
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.gateway_calls import GatewayCalls
-from understudy.gateway.gateway_socket import METHODS, SERVICE, GatewaySocket
+from understudy.gateway.gateway_socket import GatewaySocket
 from understudy.node.node_calls import NodeCalls
 from understudy.node.node_socket import CLIENT, FRAME
+from understudy.ports import ModelGateway, ToolHost
 from understudy.transport.channel import Channel, Ticket
 from understudy.transport.remote_gateway import RemoteGateway
 from understudy.transport.remote_node import SocketCalls
+from understudy.transport.service_socket import SERVICE, methods_of
 
 from ..kernel import kernel as k
 from .test_node_socket import Stage
@@ -116,7 +118,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 def methods() -> list[str]:
     """All that a node service or a gateway answers to anybody, and a name that is no method."""
     of_node = [name for name, _ in inspect.getmembers(NodeCalls, inspect.isfunction) if not name.startswith("_")]
-    return [*of_node, *METHODS, "__init__", "_node", "close", "nothing"]
+    return [*of_node, *methods_of(ModelGateway), *methods_of(ToolHost), "__init__", "_node", "close", "nothing"]
 
 
 async def test_without_a_ticket_nobody_is_heard(tmp_path: Path) -> None:

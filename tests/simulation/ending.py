@@ -34,7 +34,17 @@ if TYPE_CHECKING:
     from .invariants import Invariants
     from .world import World
 
-HARMLESS = ("kill_frame", "pause_frame", "kill_gateway", "pause_gateway", "endpoint", "exporter", "cut_clients")
+HARMLESS = (
+    "kill_frame",
+    "pause_frame",
+    "kill_gateway",
+    "pause_gateway",
+    "kill_tool_host",
+    "pause_tool_host",
+    "endpoint",
+    "exporter",
+    "cut_clients",
+)
 """Faults of which node services hear at once, or not at all."""
 
 CLOCK_ERROR = 1_000

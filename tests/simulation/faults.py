@@ -93,7 +93,7 @@ class Faults:
         if self._hit:  # the session's own process, if there is one
             rows = self._world.committed(f"SELECT node_id, frame_id FROM session WHERE session_id = '{self._hit}'")
             for node_id, frame_id in rows:
-                of_machine = {kind: f"{kind}{node_id}" for kind in ("node/", "gateway/")}
+                of_machine = {kind: f"{kind}{node_id}" for kind in ("node/", "gateway/", "tools/")}
                 name = {"frame/": f"frame/{node_id}/{frame_id}/", **of_machine}.get(prefix, "none")
                 found = [actor for actor in found if actor.name.startswith(name)] or found
         return found[min(int(fault.pick * len(found)), len(found) - 1)] if found else None
@@ -148,6 +148,12 @@ class Faults:
 
     def _pause_gateway(self, fault: Fault) -> None:
         self._pause("gateway/", fault)
+
+    def _kill_tool_host(self, fault: Fault) -> None:
+        self._kill("tools/", fault)
+
+    def _pause_tool_host(self, fault: Fault) -> None:
+        self._pause("tools/", fault)
 
     def _pause_supervisor(self, fault: Fault) -> None:
         self._pause("supervisor", fault)

@@ -42,6 +42,7 @@ from .operator import RIVAL
 from .recalling import Recalled
 from .responses import Counted
 from .sent import Sent
+from .servers import Served
 from .streams import Reported
 from .tools import POLICY_OF
 
@@ -77,6 +78,7 @@ class Invariants:
         sent: what models are sent.
         recalled: what memory providers are asked, and say.
         guarded: what guards have made of model calls.
+        served: which calls of MCP servers were made.
     """
 
     def __init__(self, world: World) -> None:
@@ -117,6 +119,7 @@ class Invariants:
         self.reported = Reported(self.violated)
         self.sent = Sent(world, self.violated)
         self.recalled = Recalled(world, self)
+        self.served = Served(world)
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -129,7 +132,7 @@ class Invariants:
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
-        for one in (self.reported, self.sent, self.recalled, self.guarded):
+        for one in (self.reported, self.sent, self.recalled, self.guarded, self.served):
             one.forget(gone)
         self._for_folds = {key for key in self._for_folds if key.partition("/")[0] not in gone}
         for session_id in gone:

@@ -24,6 +24,7 @@ from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .jobs import some_with_jobs
 from .recalling import some_recalling
+from .servers import some_with_servers
 from .tasks import retold
 from .tools import BY_POLICY, TOOLS
 from .typed import output
@@ -179,7 +180,7 @@ class Plan:
             found |= {"grandchildren"} if any(helper["agents"] for helper in helpers) else set()
             helpers += [inner for helper in helpers for inner in helper["agents"].values()]
             found |= {"children"} if helpers else set()
-            found |= {name for name in ("hooks", "context", "memory", "delegation") if name in work.spec}
+            found |= {name for name in ("hooks", "context", "memory", "delegation", "mcp_servers") if name in work.spec}
             found |= (
                 {"providers"} if any(one.get("memory", {}).get("providers") for one in (work.spec, *helpers)) else set()
             )
@@ -588,6 +589,28 @@ def gateways(chosen: random.Random, others: tuple[Fault, ...], window: float) ->
     return tuple(sorted(found, key=_order))
 
 
+def tool_hosts(
+    chosen: random.Random, work: tuple[Work, ...], others: tuple[Fault, ...], window: float
+) -> tuple[Fault, ...]:  # fmt: skip
+    """The same faults; and tool hosts, if there are any, die or stand still, mostly when they have calls; so do frames
+    and node services then, at whose death nothing may be done twice."""
+    if not any("mcp_servers" in item.spec for item in work) or chosen.random() < 0.3:
+        return others
+    found = list(others)
+    for _ in range(chosen.choice((1, 2, 4))):
+        at, moment = round(chosen.random() * window, 3), None
+        if chosen.random() < 0.8:
+            at = soon(chosen)
+            moment = Trigger(chosen.choice(("tool_started", "mcp_server_listed")), chosen.choice((1, 2, 3, 5, 8)))
+        kind, seconds = chosen.choice(("kill_tool_host", "pause_tool_host", "kill_frame", "kill_node")), 0.0
+        if kind == "pause_tool_host":
+            seconds = round(chosen.choice((0.05, 3.0, 8.0, 15.0)) * (0.5 + chosen.random()), 3)
+        found.append(Fault(at, kind, round(chosen.random(), 3), seconds, moment))
+        if chosen.random() < 0.3:
+            found.append(Fault(at + soon(chosen), "kill_node", round(chosen.random(), 3), 0.0, moment))
+    return tuple(sorted(found, key=_order))
+
+
 def approved(chosen: random.Random, work: Work) -> Work:
     """The same work; a person must approve calls of some of its agents' tools, in time."""
     needed = {tool for names in BY_POLICY.values() for tool in names if chosen.random() < 0.4}
@@ -798,6 +821,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         work = tuple(noted(keeping, item) for item in work)
     work = some_recalling(random.Random(f"{seed}/providers"), work)
     work = some_delegating(random.Random(f"{seed}/delegation"), work)
+    served = random.Random(f"{seed}/servers")
+    work = some_with_servers(served, work)
+    wrong = tool_hosts(served, work, wrong, window)
     steering = random.Random(f"{seed}/steering")
     if steering.random() < 0.2:
         work = tuple(steered(steering, item, window) if steering.random() < 0.8 else item for item in work)

@@ -28,6 +28,7 @@ from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
 from understudy.transport.remote_gateway import RemoteGateway
 from understudy.transport.remote_node import RemoteNode
+from understudy.transport.remote_tool_host import RemoteToolHost
 from understudy.transport.repeating import SUPERVISOR_PATIENCE, Joining
 from understudy.transport.serving import Serving
 from understudy.transport.signatures import signature_of
@@ -36,6 +37,7 @@ from understudy.waiting import answered_within, ticks
 from . import operator
 from .cluster import Actor, Line, Machine
 from .responses import WAIT_KEY
+from .servers import ToolHostProcess
 
 if TYPE_CHECKING:
     from .world import World
@@ -102,9 +104,11 @@ class NodeProcess(NodeCalls):
             world.store.dsn, world.namespace, machine.node_id, f"node-{machine.node_id}",
             span_directory=world.span_directory,
         )  # fmt: skip
+        self._tools_line = Line()
         self.service = NodeService(
             config, RemoteGateway(self._to_gateway), self._tell, self._kill_gateway,
-            processes=world.commands.of(machine),
+            processes=world.commands.of(machine), tool_host=RemoteToolHost(self._to_tool_host),
+            kill_tool_host=self._kill_tool_host,
         )  # fmt: skip
         self.service.profiles.learn(world.profile)
         self._starting = asyncio.Lock()
@@ -124,6 +128,21 @@ class NodeProcess(NodeCalls):
         return await self._world.cluster.call(
             self._gateway(), *sent, here=self._actor.machine, line=self._line
         )  # fmt: skip
+
+    def _tool_host(self) -> Actor:
+        machine, world = self._actor.machine, self._world
+        return world.cluster.start_actor(
+            f"tools/{machine.node_id}", machine, lambda actor: ToolHostProcess(world, actor), restarts=True
+        )
+
+    async def _to_tool_host(self, call_id: str, method: str, *arguments: Any) -> Any:
+        sent = ("repeated", call_id, method, *packed(arguments))
+        return await self._world.cluster.call(
+            self._tool_host(), *sent, here=self._actor.machine, line=self._tools_line
+        )  # fmt: skip
+
+    async def _kill_tool_host(self, pid: int) -> None:
+        await self._world.kill_and_wait(pid or self._tool_host().pid)
 
     async def _kill_gateway(self, pid: int) -> None:
         await self._world.kill_and_wait(pid or self._gateway().pid)
@@ -462,8 +481,8 @@ class SimulatedMachinery:
     def abandon(self, node: Any, frames: Sequence[Any]) -> None:
         self._world.invariants.check_abandoned(node.actor.machine)
         self._nodes.pop(node.node_id, None)
-        gateway = self._world.cluster.actors.get(f"gateway/{node.node_id}")
-        for actor in (node.actor, gateway, *(frame.actor for frame in frames)):
+        own = [self._world.cluster.actors.get(f"{kind}/{node.node_id}") for kind in ("gateway", "tools")]
+        for actor in (node.actor, *own, *(frame.actor for frame in frames)):
             if actor is not None:
                 self._world.ray_kill(actor, restart=False)
 

@@ -17,6 +17,7 @@ from understudy.store.db.statements import MESSAGE, SESSION
 from understudy.testing.policies import content_text
 
 from .folding import due_to_be_sent, unfolded
+from .servers import OFFERED
 
 if TYPE_CHECKING:
     from .world import World
@@ -86,7 +87,7 @@ class Sent:
 def _other_than(spec: dict[str, Any], request: ModelRequest, instructions: str) -> str:
     """What of a request is not an agent's; empty if all is."""
     tools = {tool["function"]["name"] for tool in request.tools} - {FINAL_ANSWER}
-    others = tools - {tool["name"] for tool in spec["tools"]}
+    others = tools - {tool["name"] for tool in spec["tools"]} - (OFFERED if "mcp_servers" in spec else set())
     if request.model == spec["model"] and instructions.startswith(spec["instructions"]) and not others:
         return ""
     return f"{request.model}, {instructions[:80]!r}, {sorted(others)} beside its tools"

@@ -14,23 +14,14 @@ import yaml
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
+from understudy.access import CommandRule, Sandbox, WebPolicy
 from understudy.actors.tools import tool_names
 from understudy.cluster.cli.main import app
 from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.spec import (
-    AgentSpec,
-    Budget,
-    CommandRule,
-    Context,
-    Delegation,
-    Memory,
-    RestartPolicy,
-    Sandbox,
-    Supervision,
-    WebPolicy,
-)
+from understudy.mcp_servers import McpServer
+from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
 
 TOOLS = """
 from understudy import hook, tool
@@ -328,6 +319,22 @@ jitter = 0.1
 reset_after = 9
 exceeded = "report"
 
+[[mcp_servers]]
+name = "time"
+command = ["mcp-server-time"]
+share = "tree"
+include = ["get_*"]
+exclude = ["get_secret"]
+environment = ["TZ_TOKEN"]
+on_crash = { "get_*" = "report" }
+timeout = 5
+required = true
+
+[[mcp_servers]]
+name = "web"
+url = "http://localhost/mcp"
+headers = { Authorization = "WEB_AUTH" }
+
 [[agents]]
 name = "child"
 tools = ["wait"]
@@ -374,6 +381,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str, skills: Path)
         (Budget, set().union(*scopes)),
         (Sandbox, set(data["sandbox"])),
         (CommandRule, set(data["sandbox"]["rules"][0])),
+        (McpServer, set().union(*map(set, data["mcp_servers"]))),
     ]
     for model, given in nested:
         assert given == set(model.model_fields), model

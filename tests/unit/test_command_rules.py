@@ -6,11 +6,12 @@ import json
 
 import pytest
 
+from understudy.access import Sandbox
 from understudy.actors.command_rules import judge, simple_commands
 from understudy.cluster.client.compiling import compile_spec
 from understudy.confinement import CommandRule, Confinement, confinement_of
 from understudy.errors import InvalidSpec
-from understudy.spec import AgentSpec, Sandbox
+from understudy.spec import AgentSpec
 
 RULES = [
     CommandRule("git push --dry-run*", "allow"),

@@ -87,6 +87,7 @@ FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "str | None": st.none() | words,
     "list[Any] | None": st.none() | usages.map(Usage.to_wire),
     "list[str] | None": st.none() | st.lists(texts, max_size=3),
+    "list[str]": st.lists(texts, max_size=3),
     "tuple[str, ...]": st.lists(texts, max_size=3).map(tuple),
     "dict[str, Any] | None": st.none() | json_objects,
     "list[dict[str, str]]": st.lists(st.dictionaries(texts, texts, max_size=2), max_size=3),

@@ -9,7 +9,7 @@ import pytest
 
 from understudy.config import ModelProfile
 from understudy.errors import ServiceGone
-from understudy.node import gateway_link
+from understudy.node import gateway_link, service_link
 from understudy.node.gateway_link import GatewayLink
 from understudy.profiles import Profiles
 from understudy.protocol import Attached
@@ -55,7 +55,7 @@ class Gateway:
             raise ServiceGone("another attachment")
 
 
-def link_to(gateway: Any, *profiles: ModelProfile, kill: Any = gateway_link.never_killed) -> GatewayLink:
+def link_to(gateway: Any, *profiles: ModelProfile, kill: Any = service_link.never_killed) -> GatewayLink:
     known = Profiles()
     for profile in profiles:
         known.learn(profile)
@@ -108,8 +108,8 @@ async def test_credentials_come_back_from_the_gateway() -> None:
 async def test_a_gateway_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a gateway that gives no answer for too long, then its process is killed, by its pid, and the next one is
     attached to. So is one that does not even let its service attach, whatever its pid."""
-    monkeypatch.setattr(gateway_link, "PROBE_SECONDS", 0.01)
-    monkeypatch.setattr(gateway_link, "SILENCE", 0.05)
+    monkeypatch.setattr(service_link, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(service_link, "SILENCE", 0.05)
     gateway, killed, again = Gateway(), list[int](), asyncio.Event()
 
     async def kill(pid: int) -> None:

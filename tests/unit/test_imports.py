@@ -23,15 +23,18 @@ MAY_IMPORT = {
     "store/upkeep": {"core", "store", "store/db", "store/operations", "store/reads", "store/check"},
     "observability": {"core"},
     "gateway": {"core"},
+    "tool_host": {"core"},
     "actors": {"core"},
     "supervisor": {"core"},
     "node": {"core", "store", "store/db", "store/operations", "store/reads", "observability", "supervisor"},
     "cluster": {"cluster/cli"},
     "cluster/client": {"core", "actors", "observability", "node", "cluster/ray"},
-    "cluster/local": {"core", "actors", "gateway", "node", "supervisor", "cluster/client"},
+    "cluster/local": {"core", "actors", "gateway", "node", "supervisor", "tool_host", "cluster/client"},
     "cluster/certify": {"core", "actors", "gateway", "node", "cluster/client"},
     "cluster/console": {"core", "observability", "cluster/client"},
-    "cluster/ray": {"core", "actors", "gateway", "node", "supervisor", "cluster/client", "cluster/console"},
+    "cluster/ray": {
+        "core", "actors", "gateway", "node", "supervisor", "tool_host", "cluster/client", "cluster/console",
+    },
     "cluster/cli": {
         "core", "store", "store/db", "store/operations", "store/reads", "store/check", "store/upkeep", "observability",
         "examples", "cluster/client", "cluster/certify", "cluster/console", "cluster/ray",
@@ -40,7 +43,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 """Folder → folders of ours that it may import, besides itself."""
 
-HEAVY = {"openai", "sqlmodel", "sqlalchemy", "psycopg", "pydantic", "ray", "prometheus_client", "opentelemetry"}
+HEAVY = {"openai", "sqlmodel", "sqlalchemy", "psycopg", "pydantic", "ray", "prometheus_client", "opentelemetry", "mcp"}
 """What makes a process big or slow to start: not for frames, nor for `import understudy`."""
 
 FACADES = {Path("core/__init__.py"), Path("core/testing/__init__.py")}

@@ -85,6 +85,8 @@ export function told(event) {
     custom: () => `${data.tool}: ${data.name} ${JSON.stringify(data.data)}`,
     tool_finished: () => `${data.tool} ${data.outcome}, ${age(data.duration)}${data.error_message ? `: ${data.error_message}` : ""}`,
     tool_in_doubt: () => `${data.tool}: ${data.policy}`,
+    mcp_server_listed: () => `${data.server}: ${counted((data.tools || []).length, "tool")}`,
+    mcp_server_failed: () => `${data.server}: ${data.error_message}`,
     input_requested: () => data.prompt,
     agent_handed_off: () => `${data.from_agent} → ${data.to_agent}${data.reason ? `: ${data.reason}` : ""}`,
     command_started: () => `${data.job}${data.name ? ` ${data.name}` : ""}`,

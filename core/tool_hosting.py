@@ -1,0 +1,118 @@
+"""What frames, node services and tool hosts say to each other about MCP servers, as it is on the way (`protocol`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+TOOL, LIST_RESOURCES, READ_RESOURCE, GET_PROMPT = "tool", "list_resources", "read_resource", "get_prompt"
+"""What a server is asked for (`ServerTool.does`)."""
+
+ORIGIN = "mcp"
+"""The origin of the record of a server's tools, which no model is sent."""
+
+OK, ERROR, TIMEOUT, LOST, UNKNOWN = "ok", "error", "timeout", "lost", "unknown"
+"""How a call ends (`ServerAnswer`). `LOST`: nobody knows whether the server has done it. `UNKNOWN`: this host has no
+such call."""
+
+
+class ServerConfiguration(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that a tool host must know of a server to start it.
+
+    Attributes:
+        instance: names the server within its host: equal instances share one.
+        name: for logs and errors.
+        command, url: one of them.
+        environment: names of variables that it is given.
+        headers: names of the variables that hold the values of HTTP headers, by header.
+        workspace: the directory that it runs in, and that it is told of as its root; empty for none.
+    """
+
+    instance: str
+    name: str
+    command: list[str] = []
+    url: str = ""
+    environment: list[str] = []
+    headers: dict[str, str] = {}
+    workspace: str = ""
+
+
+class ServerTool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool as a server describes it.
+
+    Attributes:
+        name: the server's own.
+        parameters: JSON Schema of an object.
+        on_crash: as the server's annotations have it: `rerun` for what only reads or may be done twice.
+        does: what the server is asked for: its tool of this name (`TOOL`), or a resource or prompt.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    on_crash: str = "report"
+    does: str = TOOL
+
+
+class ServerTools(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tools of a server.
+
+    Attributes:
+        host: the tool host that it was asked at: calls are made there, and nowhere else.
+        error: why the server can't be used; empty if it can.
+        left_out: what of the list is too large, or can't be used, and why.
+    """
+
+    host: str
+    tools: list[ServerTool] = []
+    error: str = ""
+    left_out: list[str] = []
+
+
+class ServerCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call that a frame wants to be made, once.
+
+    Attributes:
+        server: its name, in the agent's specification.
+        key: the tool call's own (`ToolContext.call_key`).
+        attempt: counts the times that it was made: a call that was lost is made again under the next number.
+        host: may make it, and no other; empty if none may.
+        tool, does: see `ServerTool`.
+        arguments: None to be told of a call that the host has, and nothing else.
+        timeout: seconds.
+    """
+
+    server: str
+    key: str
+    attempt: int = 0
+    host: str = ""
+    tool: str = ""
+    does: str = TOOL
+    arguments: dict[str, Any] | None = None
+    timeout: float = 60.0
+
+
+class ServerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a call ended.
+
+    Attributes:
+        outcome: `OK`, `ERROR`, `TIMEOUT`, `LOST` or `UNKNOWN`.
+    """
+
+    outcome: str
+    content: str = ""
+
+
+class HostAttached(msgspec.Struct, frozen=True):
+    """A tool host has a new node service to work for.
+
+    Attributes:
+        host: which one it is; one that takes its place is another one, and has none of its calls.
+        number: names this attachment: each call of the service has it, so that late ones are refused.
+        pid: of its process.
+    """
+
+    host: str
+    number: str
+    pid: int

@@ -1,0 +1,190 @@
+"""MCP servers as frames ask for them: which server is meant, and the way to the host that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from understudy.errors import InvalidInput, ServiceGone
+from understudy.events import Event, ToolFinished
+from understudy.identifiers import digest
+from understudy.ports import ToolHost
+from understudy.records import ActivationId
+from understudy.store.operations.holding import require_held
+from understudy.store.transaction import Transaction
+from understudy.tasks import Tasks
+from understudy.tool_hosting import (
+    LOST,
+    UNKNOWN,
+    HostAttached,
+    ServerAnswer,
+    ServerCall,
+    ServerConfiguration,
+    ServerTools,
+)
+
+from .basis import NodeBasis
+from .frames import Frames
+from .service_link import Kill
+from .specifications import Specifications
+from .tool_link import NO_TOOL_HOST, ToolHostLink
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+START_SECONDS = 60.0
+"""So long a tool host is waited for."""
+
+RELEASE_SECONDS = 0.5
+"""Calls that the host may forget within so many seconds are told together."""
+
+MOST_KNOWN = 10_000
+"""Servers of sessions that are kept in mind."""
+
+
+class ToolServers:
+    """What frames ask of the MCP servers of their sessions' agents."""
+
+    def __init__(
+        self, node: NodeBasis, frames: Frames, specifications: Specifications, host: ToolHost, kill: Kill
+    ) -> None:  # fmt: skip
+        self.link = ToolHostLink(host, node.holder, kill)
+        self._node = node
+        self._frames = frames
+        self._specifications = specifications
+        self._host = host
+        self._known: dict[tuple[ActivationId, str], ServerConfiguration] = {}
+        self._made: dict[str, set[str]] = {}
+        self._unwanted: list[str] = []
+        self._tasks = Tasks(log)
+
+    async def tools(self, frame_id: str, activation: ActivationId, server: str) -> ServerTools:
+        """See `understudy.ports.Node.server_tools`."""
+        configuration = await self._configuration(frame_id, activation, server)
+        while True:
+            attached = await self._attached()
+            if attached is None:
+                return ServerTools("", error="the process that holds MCP servers on this node gives no answer")
+            try:
+                return await self._host.tools(attached.number, configuration)
+            except ServiceGone:
+                self.link.lost(attached)
+
+    async def host(self, frame_id: str, activation: ActivationId) -> str:
+        """See `understudy.ports.Node.tool_host`."""
+        self._frames.require_own(frame_id, activation)
+        attached = await self._attached()
+        return attached.host if attached is not None else ""
+
+    async def call(self, frame_id: str, activation: ActivationId, call: ServerCall) -> ServerAnswer:
+        """See `understudy.ports.Node.call_server`."""
+        configuration = await self._configuration(frame_id, activation, call.server)
+        key = _key(activation, call.key, call.attempt)
+        while True:
+            attached = await self._attached()
+            if attached is None:
+                return ServerAnswer(UNKNOWN if call.arguments is None else LOST, "the tool host gives no answer")
+            if call.arguments is not None and call.host != attached.host:
+                return ServerAnswer(LOST, "the process that was to make the call has ended")
+            # Nothing is awaited between this and the call: who is no longer the session's frame begins none.
+            self._frames.require_own(frame_id, activation)
+            self._made.setdefault(call.key, set()).add(key)
+            try:
+                return await self._host.call(attached.number, key, configuration, call)
+            except ServiceGone:
+                self.link.lost(attached)
+
+    async def cancel(self, frame_id: str, activation: ActivationId, key: str, attempt: int) -> None:
+        """See `understudy.ports.Node.cancel_server_call`."""
+        self._frames.require_own(frame_id, activation)
+        await self._told(lambda attached: self._host.cancel(attached.number, _key(activation, key, attempt)))
+
+    def committed(self, events: Iterable[Event]) -> None:
+        """The host may forget calls whose results are committed."""
+        for event in events if self._made else ():
+            if isinstance(event, ToolFinished):
+                self._unwanted += sorted(self._made.pop(f"{event.session_id}/{event.call_id}", ()))
+        if self._unwanted:
+            self._tasks.alone("release", self._release)
+
+    def abandon(self) -> None:
+        """Ask for nothing more; the host goes on with what it has, for a successor."""
+        self.link.close()
+        self._tasks.cancel()
+
+    async def _release(self) -> None:
+        while self._unwanted:
+            await asyncio.sleep(RELEASE_SECONDS)
+            keys, self._unwanted = self._unwanted, []
+            await self._told(lambda attached, keys=keys: self._host.release(attached.number, keys))  # type: ignore[misc]
+
+    async def _told(self, tell: Callable[[HostAttached], Awaitable[None]]) -> None:
+        """Tell the host something, if there is one: another one does not have what it is about."""
+        attached = self.link.current
+        if attached is not None:
+            try:
+                await tell(attached)
+            except ServiceGone:
+                self.link.lost(attached)
+
+    async def _attached(self) -> HostAttached | None:
+        """The host, which is started if there is none; None if it gives no answer."""
+        if self._host is NO_TOOL_HOST:
+            return None
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                return await self.link.attached()
+        except TimeoutError:
+            return None
+
+    async def _configuration(self, frame_id: str, activation: ActivationId, server: str) -> ServerConfiguration:
+        """What a server of a session's agent is started with.
+
+        Raises:
+            Fenced: the frame does not have the session.
+            InvalidInput: its agent has no such server.
+        """
+        self._frames.require_own(frame_id, activation)
+        known = self._known.get((activation, server))
+        if known is not None:
+            return known
+
+        def operation(tx: Transaction) -> ServerConfiguration:
+            row = tx.session(activation.session_id)
+            require_held(row, activation, frame_id)
+            spec = self._specifications.within(tx, activation.session_id)
+            return configuration_of(spec, server, f"{row.session_id}/{row.created_at}", row.root_id)
+
+        found = await self._node.journal.submit(operation, activation.session_id)
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        self._known[activation, server] = found
+        return found
+
+
+def configuration_of(spec: dict[str, Any], server: str, session: str, root_id: str) -> ServerConfiguration:
+    """What a server of an agent is started with: who shares one has an equal one.
+
+    Args:
+        session: names it, and no other one that had its id.
+
+    Raises:
+        InvalidInput: the agent has no such server.
+    """
+    entry = next((one for one in spec.get("mcp_servers", ()) if one["name"] == server), None)
+    if entry is None:
+        raise InvalidInput(f"agent {spec['name']!r} has no MCP server {server!r}")
+    scope = {"session": f"session/{session}", "tree": f"tree/{root_id}", "node": "node"}[entry["share"]]
+    workspace = spec["workspace"] or ""
+    return ServerConfiguration(
+        digest(scope, entry["key"], workspace), server, list(entry["command"]), entry["url"] or "",
+        list(entry["environment"]), dict(entry["headers"]), workspace,
+    )  # fmt: skip
+
+
+def _key(activation: ActivationId, key: str, attempt: int) -> str:
+    """Names an attempt of a call: a session that is made again under a removed one's id has the same calls."""
+    return f"{activation.incarnation}/{key}/{attempt}"

@@ -1,0 +1,188 @@
+"""A server of the Model Context Protocol for tests, with faults: `python tests/mcp_server.py DIRECTORY [PAUSE]`.
+
+Its calls are lines in DIRECTORY/calls, each with its pid. A call of `hold` or `look` waits for DIRECTORY/go. It speaks
+the protocol by itself: with the `mcp` package it would need two seconds to start. Real servers have tests of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+
+STRING, NUMBER = {"type": "string"}, {"type": "integer"}
+
+
+def note(text: str) -> None:
+    """Append a line to the calls, in one write."""
+    with (DIRECTORY / "calls").open("a") as file:
+        file.write(f"{text} {os.getpid()}\n")
+
+
+def wait_for(name: str) -> None:
+    """Wait for a file."""
+    while not (DIRECTORY / name).exists():
+        time.sleep(0.005)
+
+
+class Server:
+    """What it offers, and what it says."""
+
+    def __init__(self) -> None:
+        self._saying = threading.Lock()
+        self._tools: dict[str, tuple[Callable[..., str], dict[str, Any], dict[str, bool]]] = {
+            "add": (self.add, {"a": NUMBER, "b": NUMBER}, {}),
+            "hold": (self.hold, {"word": STRING}, {}),
+            "look": (self.look, {"word": STRING}, {"readOnlyHint": True}),
+            "put": (self.look, {"word": STRING}, {"idempotentHint": True}),
+            "hang": (self.hang, {}, {}),
+            "die": (self.die, {}, {}),
+            "die_once": (self.die_once, {}, {"readOnlyHint": True}),
+            "flood": (self.flood, {"size": NUMBER}, {}),
+            "fail": (self.fail, {}, {}),
+            "secret": (self.secret, {}, {}),
+            "grow": (self.grow, {}, {}),
+            "roots": (self.roots, {}, {}),
+        }
+        self._asked: dict[str, Any] = {}
+        self._answered = threading.Event()
+
+    # Tools.
+
+    def add(self, a: int, b: int) -> str:
+        """Add two numbers."""
+        note(f"add {a} {b}")
+        return str(a + b)
+
+    def hold(self, word: str) -> str:
+        """Wait, then repeat a word."""
+        note(f"hold {word}")
+        wait_for("go")
+        return f"held {word}"
+
+    def look(self, word: str) -> str:
+        """Wait, then repeat a word; it only reads."""
+        note(f"look {word}")
+        wait_for("go")
+        return f"seen {word}"
+
+    def hang(self) -> str:
+        """Answer nothing any more."""
+        note("hang")
+        with self._saying:
+            time.sleep(3_600)
+        return ""
+
+    def die(self) -> str:
+        """Die in the middle of the call."""
+        note("die")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    def die_once(self) -> str:
+        """Die in the middle of the first call."""
+        note("die_once")
+        if (DIRECTORY / "calls").read_text().count("die_once ") == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "alive"
+
+    def flood(self, size: int) -> str:
+        """Say very much."""
+        note("flood")
+        sys.stderr.write("f" * size + "\n")
+        return "x" * size
+
+    def fail(self) -> str:
+        """Fail."""
+        raise ValueError("it does not work")
+
+    def secret(self) -> str:
+        """The variables that it has been given."""
+        return f"{os.environ.get('TEST_MCP_VALUE', 'none')} {os.environ.get('TEST_MCP_OTHER', 'none')}"
+
+    def grow(self) -> str:
+        """Offer another tool from now on."""
+        self._tools["grown"] = (self.fail, {}, {})
+        return "grown"
+
+    def roots(self) -> str:
+        """Ask the client for its roots."""
+        self._say({"jsonrpc": "2.0", "id": "roots", "method": "roots/list"})
+        self._answered.wait(10.0)
+        return json.dumps(self._asked)
+
+    # The protocol.
+
+    def run(self) -> None:
+        """Answer until the input ends."""
+        for line in sys.stdin:
+            message = json.loads(line)
+            if "method" not in message:
+                self._asked = message.get("result", message.get("error"))
+                self._answered.set()
+            elif "id" in message:
+                threading.Thread(target=self._answer, args=(message,), daemon=True).start()
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        try:
+            result = self._result(message["method"], message.get("params") or {})
+        except LookupError:
+            error = {"code": -32601, "message": "there is no such method"}
+            if (message.get("params") or {}).get("name") == "refuse":  # with a code that clients have of their own
+                error = {"code": -32000, "message": "refused"}
+            self._say({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        else:
+            self._say({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    def _result(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
+        if method == "tools/call":
+            return self._call(given["name"], given.get("arguments") or {})
+        answers: dict[str, dict[str, Any]] = {
+            "initialize": {
+                "protocolVersion": "2025-06-18", "capabilities": {"tools": {}, "resources": {}, "prompts": {}},
+                "serverInfo": {"name": "test", "version": "1"},
+            },
+            "tools/list": {"tools": [self._described(name) for name in list(self._tools)]},
+            "resources/list": {"resources": [{"uri": "memo://welcome", "name": "welcome"}]},
+            "resources/templates/list": {"resourceTemplates": []},
+            "resources/read": {"contents": [{"uri": "memo://welcome", "text": "Welcome."}]},
+            "prompts/list": {"prompts": [{"name": "greet", "arguments": [{"name": "whom", "required": True}]}]},
+            "prompts/get": {
+                "messages": [
+                    {"role": "user", "content": {"type": "text", "text": f"Greet {given.get('arguments')}."}}
+                ]
+            },
+        }  # fmt: skip
+        return answers[method]
+
+    def _described(self, name: str) -> dict[str, Any]:
+        function, properties, hints = self._tools[name]
+        schema = {"type": "object", "properties": properties, "required": list(properties)}
+        return {"name": name, "description": function.__doc__, "inputSchema": schema, "annotations": hints}
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        try:
+            text, failed = self._tools[name][0](**arguments), False
+        except ValueError as error:
+            text, failed = str(error), True
+        return {"content": [{"type": "text", "text": text}], "isError": failed}
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with self._saying:
+            sys.stdout.write(json.dumps(message) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    note("start")
+    time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
+    print(f"started with {os.environ.get('TEST_MCP_VALUE', 'nothing')}", file=sys.stderr, flush=True)
+    Server().run()

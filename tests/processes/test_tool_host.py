@@ -1,0 +1,314 @@
+"""The process that holds MCP servers: what it does with servers that die, hang, flood and come by HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from understudy.errors import ServiceGone, ToolError
+from understudy.tool_host import hosted_servers, server
+from understudy.tool_host.hosted_servers import HostedServers, make_server
+from understudy.tool_host.server import Server
+from understudy.tool_hosting import ServerAnswer, ServerCall, ServerConfiguration, ServerTools
+
+from ..mcp_calls import SCRIPT, calls, command, until, until_called
+
+
+class Stage:
+    """A host, and who calls it as a node service does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.host = HostedServers()
+        self.number, self.identity = "", ""
+        self._keys = 0
+
+    async def attach(self, service: str = "node") -> None:
+        attached = await self.host.attach(service)
+        self.number, self.identity = attached.number, attached.host
+
+    def configuration(self, *arguments: str, **more: Any) -> ServerConfiguration:
+        started = command(self.directory, *arguments)
+        return ServerConfiguration(**{"instance": "i", "name": "test", "command": started, **more})
+
+    async def tools(self, configuration: ServerConfiguration | None = None) -> ServerTools:
+        return await self.host.tools(self.number, configuration or self.configuration())
+
+    async def call(
+        self, tool: str, configuration: ServerConfiguration | None = None, *, key: str = "", timeout: float = 30.0,
+        **arguments: Any,
+    ) -> ServerAnswer:  # fmt: skip
+        self._keys += 1
+        key = key or f"key{self._keys}"
+        wanted = ServerCall("test", key, 0, self.identity, tool, arguments=arguments, timeout=timeout)
+        return await self.host.call(self.number, key, configuration or self.configuration(), wanted)
+
+    def calls(self) -> list[str]:
+        return calls(self.directory)
+
+    async def until_called(self, call: str) -> None:
+        await until_called(self.directory, call)
+
+    def server(self) -> Server:
+        (found,) = self.host.servers
+        assert isinstance(found, Server)
+        return found
+
+
+@asynccontextmanager
+async def stage(directory: Path) -> AsyncIterator[Stage]:
+    made = Stage(directory)
+    await made.attach()
+    try:
+        yield made
+    finally:
+        await made.host.close()
+
+
+async def test_a_call_is_made_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    """Whoever asks for a call that is under way, or has ended, gets the one answer, under another node service as well;
+    once it is released nothing is known of it."""
+    async with stage(tmp_path) as made:
+        first = asyncio.ensure_future(made.call("hold", key="k", word="x"))
+        await made.until_called("hold x")
+        await made.attach("another")
+        asked = ServerCall("test", "k")
+        second = asyncio.ensure_future(made.host.call(made.number, "k", made.configuration(), asked))
+        (tmp_path / "go").touch()
+        assert (await first).content == (await second).content == "held x"
+        assert (await made.host.call(made.number, "k", made.configuration(), asked)).outcome == "ok"
+        await made.host.release(made.number, ["k"])
+        assert (await made.host.call(made.number, "k", made.configuration(), asked)).outcome == "unknown"
+    assert made.calls() == ["start", "hold x"]
+
+
+async def test_a_host_makes_no_call_that_was_for_another_one(tmp_path: Path) -> None:
+    """A call that was handed to a host that has ended may have been made there: the next one says that it is lost."""
+    async with stage(tmp_path) as made:
+        made.identity = "the one before"
+        assert (await made.call("add", a=1, b=2)).outcome == "lost"
+    assert made.calls() == []
+
+
+async def test_a_node_service_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    """What a node service says that another one has replaced has no effect."""
+    async with stage(tmp_path) as made:
+        late = made.number
+        await made.attach("another")
+        with pytest.raises(ServiceGone):
+            await made.host.tools(late, made.configuration())
+        with pytest.raises(ServiceGone):
+            await made.attach("node")
+
+
+async def test_a_server_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call ends at its timeout; a server that then answers nothing at all is killed, and the next call has another
+    one."""
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.2)
+    async with stage(tmp_path) as made:
+        await made.tools()
+        assert (await made.call("hang", timeout=0.3)).outcome == "timeout"
+        assert (await made.call("add", a=1, b=2, timeout=60.0)).outcome in ("ok", "lost")  # it may meet the old one
+        assert (await made.call("add", a=1, b=2)).content == "3"
+    assert made.calls().count("start") == 2
+
+
+async def test_a_server_that_takes_long_is_not_killed(tmp_path: Path) -> None:
+    """Given a call that ends at its timeout, while the server answers others, then the server goes on."""
+    async with stage(tmp_path) as made:
+        assert (await made.call("hold", word="x", timeout=0.2)).outcome == "timeout"
+        assert (await made.call("add", a=1, b=2)).content == "3"
+    assert made.calls().count("start") == 1
+
+
+async def test_a_flood_takes_no_memory(tmp_path: Path) -> None:
+    """A message that is too long is an error of its call, a long result loses its middle, and the server goes on; what
+    it writes to its standard error is bounded as well."""
+    async with stage(tmp_path) as made:
+        before = psutil.Process().memory_info().rss
+        assert "longer than" in (await made.call("flood", size=50_000_000)).content
+        cut = (await made.call("flood", size=3_000_000)).content
+        assert 900_000 < len(cut) < 1_000_100
+        assert "the middle is left out" in cut
+        assert (await made.call("add", a=1, b=2)).content == "3"
+        assert psutil.Process().memory_info().rss - before < 60_000_000
+    assert made.calls().count("start") == 1
+
+
+async def test_kept_answers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of answers that nobody releases the oldest go first, once they are too much."""
+    monkeypatch.setattr(hosted_servers, "KEPT_ANSWERS", 250_000)
+    async with stage(tmp_path) as made:
+        for number in range(5):
+            await made.call("flood", key=f"k{number}", size=100_000)
+        assert made.host.held == 2
+
+
+async def test_a_server_that_nobody_needs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was not used for long is ended, but not during a call; the next call starts it again."""
+    monkeypatch.setattr(hosted_servers, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(hosted_servers, "LOOK_SECONDS", 0.02)
+    async with stage(tmp_path) as made:
+        held = asyncio.ensure_future(made.call("hold", word="x"))
+        await made.until_called("hold x")
+        pid = made.server().pid
+        await asyncio.sleep(0.3)
+        assert psutil.pid_exists(pid)
+        (tmp_path / "go").touch()
+        assert (await held).content == "held x"
+        await until(lambda: not made.host.servers and not psutil.pid_exists(pid))
+        assert (await made.call("add", a=1, b=2)).content == "3"
+
+
+async def test_a_server_that_cannot_be_started_is_tried_less_and_less_often(tmp_path: Path) -> None:
+    """A server that ends at once is started again after pauses that grow; who would wait too long is refused."""
+    made_by = ["sh", "-c", f"echo tried >> {tmp_path}/tries; echo reason >&2; exit 1"]
+    async with stage(tmp_path) as made:
+        configuration = ServerConfiguration("i", "test", made_by)
+        errors = [(await made.tools(configuration)).error for _ in range(3)]
+        made.server()._not_before = time.monotonic() + 20
+        refused = (await made.tools(configuration)).error
+    assert all("reason" in error for error in errors)
+    assert "started again in" in refused
+    assert (tmp_path / "tries").read_text().count("tried") == 3
+
+
+async def test_without_the_package_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the `mcp` package is missing, servers can't be used, and the error says what to do."""
+    for name in [name for name in sys.modules if name.startswith(("mcp", "understudy.tool_host."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(ToolError, match=r"pip install 'understudy\[mcp\]'"):
+        await make_server(ServerConfiguration("i", "test", ["x"]))
+
+
+HOST = """
+import asyncio, sys
+from understudy.tool_host.hosted_servers import HostedServers
+from understudy.tool_hosting import ServerConfiguration
+
+async def main():
+    host = HostedServers()
+    attached = await host.attach("node")
+    script = "sleep 1000 & echo $! > {directory}/child; exec {python} {script} {directory}"
+    found = await host.tools(attached.number, ServerConfiguration("i", "test", ["sh", "-c", script]))
+    print(host.servers[0].pid, found.error, flush=True)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+async def test_servers_end_with_their_host(tmp_path: Path) -> None:
+    """When the host is killed, its servers and what they have started die with it."""
+    program = HOST.format(directory=tmp_path, python=sys.executable, script=SCRIPT)
+    with started(program, stdout=subprocess.PIPE) as host:
+        assert host.stdout is not None
+        pid = int((await asyncio.to_thread(host.stdout.readline)).split()[0])
+        child = int((tmp_path / "child").read_text())
+        assert _lives(pid)
+        assert _lives(child)
+        host.send_signal(signal.SIGKILL)
+    await until(lambda: not _lives(pid) and not _lives(child))
+
+
+def started(program: str, *arguments: str, **more: Any) -> subprocess.Popen[str]:
+    """A Python program as a process."""
+    return subprocess.Popen([sys.executable, "-P", "-c", program, *arguments], text=True, **more)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+WEB = """
+import sys
+from mcp.server.mcpserver import Context, MCPServer
+
+server = MCPServer("web")
+
+@server.tool()
+def headers(context: Context) -> str:
+    return context.headers["x-token"]
+
+@server.tool()
+def die() -> str:
+    import os
+    os._exit(1)
+
+server.run("streamable-http", port=int(sys.argv[1]))
+"""
+
+
+@pytest.mark.thorough
+async def test_a_server_by_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is reached by HTTP gets its headers from the node's environment; a call that it dies with is lost,
+    it can't be used while it is away, and it is found again afterwards."""
+    monkeypatch.setenv("TEST_MCP_VALUE", "token-of-the-test")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def served() -> subprocess.Popen[str]:
+        process = started(WEB, str(port), stderr=subprocess.DEVNULL)
+        await until(lambda: _listens(port))
+        return process
+
+    async with stage(tmp_path) as made:
+        web = made.configuration(command=[], url=f"http://127.0.0.1:{port}/mcp", headers={"X-Token": "TEST_MCP_VALUE"})
+        process = await served()
+        try:
+            found = await made.tools(web)
+            assert [tool.name for tool in found.tools] == ["headers", "die"]
+            assert (await made.call("headers", web)).content == "***"
+            assert (await made.call("die", web)).outcome == "lost"
+            process.wait()
+            assert (await made.tools(web)).error
+            process = await served()
+            assert (await made.tools(web)).error == ""
+            assert (await made.call("headers", web)).content == "***"
+        finally:
+            process.kill()
+            process.wait()
+    assert os.environ["TEST_MCP_VALUE"] == "token-of-the-test"
+
+
+async def test_a_start_that_nobody_waits_for_any_more_serves_the_next_one(tmp_path: Path) -> None:
+    """Given a server that takes its time to start, when who asked first is cancelled, then the next one is served by
+    the process that was started."""
+    async with stage(tmp_path) as made:
+        slowly = made.configuration("0.3")
+        first = asyncio.ensure_future(made.tools(slowly))
+        await until(lambda: "start" in made.calls())
+        first.cancel()
+        await asyncio.wait((first,))
+        assert (await made.tools(slowly)).error == ""
+    assert made.calls() == ["start"]
+
+
+async def test_an_error_of_the_server_is_an_answer(tmp_path: Path) -> None:
+    """A server's own errors are results of their calls, whatever their codes: nothing is in doubt."""
+    async with stage(tmp_path) as made:
+        answer = await made.call("refuse")
+        assert (answer.outcome, answer.content) == ("error", "refused")
+    assert made.calls().count("start") == 1

@@ -1,0 +1,258 @@
+"""What a tool host's process answers to its node service: MCP servers, and calls of them that outlast a frame and the
+service. No Ray.
+
+The process itself is Ray's actor (`understudy.cluster.ray.services.ToolHostActor`), a simulated one, or a part of the
+user's (`understudy.cluster.local`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
+
+from understudy.errors import ServiceGone, ToolError
+from understudy.identifiers import new_identifier
+from understudy.tasks import Tasks
+from understudy.tool_hosting import (
+    ERROR,
+    LOST,
+    UNKNOWN,
+    HostAttached,
+    ServerAnswer,
+    ServerCall,
+    ServerConfiguration,
+    ServerTool,
+    ServerTools,
+)
+from understudy.waiting import ticks
+
+from .limits import KEPT_ANSWERS, KEPT_SECONDS
+
+if TYPE_CHECKING:
+    from .server import Server
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 600.0
+"""A server that nobody has needed for so long is ended; whoever needs it again starts it again."""
+
+LOOK_SECONDS = 10.0
+
+REPLACED_SECONDS = 10.0
+"""A node service is refused whose place another one has taken, unless that one has been silent for so long."""
+
+MISSING = (
+    "MCP servers need the package `mcp`, which is not installed on this node: pip install 'understudy[mcp]' there."
+)
+
+
+class McpServerProcess(Protocol):
+    """A server, as `HostedServers` uses it (`server.Server`)."""
+
+    used: float
+    in_flight: int
+
+    async def tools(self) -> tuple[list[ServerTool], list[str]]: ...
+    async def call(self, call: ServerCall) -> ServerAnswer: ...
+    async def close(self) -> None: ...
+
+
+Make = Callable[[ServerConfiguration], Awaitable[McpServerProcess]]
+"""Makes a server, which is not started yet. Raises `ToolError` if none can be."""
+
+
+async def make_server(configuration: ServerConfiguration) -> Server:
+    """A server.
+
+    Raises:
+        ToolError: the package that is needed for it is not installed.
+    """
+    try:  # in a thread: to load the package takes seconds
+        module = await asyncio.to_thread(importlib.import_module, "understudy.tool_host.server")
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "anyio"):
+            raise
+        raise ToolError(MISSING) from None
+    made: Server = module.Server(configuration)
+    return made
+
+
+class _HeldCall:
+    """A call under way, or its answer until that is released."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[ServerAnswer] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+        self.ended = 0.0
+
+    @property
+    def size(self) -> int:
+        """Characters that are kept of it."""
+        return len(self.answer.result().content) if self.answer.done() and not self.answer.cancelled() else 0
+
+
+class HostedServers:
+    """A `understudy.ports.ToolHost`: it makes each call once, and keeps its answer until that is committed.
+
+    Args:
+        make: makes a server.
+    """
+
+    def __init__(self, make: Make = make_server) -> None:
+        self._make = make
+        self._identity = new_identifier()
+        self._number = ""
+        self._service = ""
+        self._replaced: set[str] = set()
+        self._heard = time.monotonic()
+        self._servers: dict[str, McpServerProcess] = {}
+        self._calls: dict[str, _HeldCall] = {}
+        self._tasks = Tasks(log)
+
+    @property
+    def held(self) -> int:
+        """How many calls are under way, or have an answer that nobody has released."""
+        return len(self._calls)
+
+    @property
+    def servers(self) -> list[McpServerProcess]:
+        """Those that were asked for."""
+        return list(self._servers.values())
+
+    async def attach(self, service: str) -> HostAttached:
+        """See `ToolHost.attach`."""
+        if service in self._replaced and time.monotonic() - self._heard < REPLACED_SECONDS:
+            raise ServiceGone("another node service has taken this one's place")
+        if service != self._service:
+            self._replaced.discard(service)
+            self._replaced.add(self._service)
+            self._service = service
+        self._heard = time.monotonic()
+        self._number = new_identifier()
+        self._tasks.alone("look", self._look)
+        return HostAttached(self._identity, self._number, os.getpid())
+
+    async def tools(self, number: str, server: ServerConfiguration) -> ServerTools:
+        """See `ToolHost.tools`."""
+        self._require(number)
+        try:
+            found, left_out = await (await self._server(server)).tools()
+        except ToolError as error:
+            return ServerTools(self._identity, error=error.message)
+        return ServerTools(self._identity, found, left_out=left_out)
+
+    async def call(self, number: str, key: str, server: ServerConfiguration, call: ServerCall) -> ServerAnswer:
+        """See `ToolHost.call`."""
+        self._require(number)
+        held = self._calls.get(key)
+        if held is None:
+            if call.arguments is None:
+                return ServerAnswer(UNKNOWN)
+            if call.host != self._identity:
+                return ServerAnswer(LOST, "the process that was to make the call has ended")
+            held = self._calls[key] = _HeldCall()
+            held.task = self._tasks.spawn(self._answer(held, server, call))
+        await asyncio.wait((held.answer,))
+        if held.answer.cancelled():
+            raise ServiceGone("the call was released")
+        return held.answer.result()
+
+    async def cancel(self, number: str, key: str) -> None:
+        """See `ToolHost.cancel`."""
+        self._require(number)
+        held = self._calls.get(key)
+        if held is not None and held.task is not None and not held.answer.done():
+            held.answer.set_result(ServerAnswer(ERROR, "the call was cancelled"))
+            held.ended = time.monotonic()
+            held.task.cancel()
+
+    async def release(self, number: str, keys: list[str]) -> None:
+        """See `ToolHost.release`."""
+        self._require(number)
+        for key in keys:
+            self._forget(key)
+
+    async def heard(self, number: str) -> None:
+        """See `ToolHost.heard`."""
+        self._require(number)
+
+    async def abandoned(self, seconds: float) -> None:
+        """Return when no node service has been heard of for so long."""
+        self._heard = time.monotonic()
+        async for stood_still in ticks(seconds / 60):
+            if stood_still:  # what it did not hear tells nothing
+                self._heard = time.monotonic()
+            if time.monotonic() - self._heard > seconds:
+                return
+
+    async def close(self) -> None:
+        """End all calls and all servers."""
+        tasks = list(self._tasks)
+        self._tasks.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for key in list(self._calls):
+            self._forget(key)
+        servers, self._servers = list(self._servers.values()), {}
+        await asyncio.gather(*(server.close() for server in servers))
+
+    def _require(self, number: str) -> None:
+        if number != self._number:
+            raise ServiceGone("the tool host is another one, or has another node service")
+        self._heard = time.monotonic()
+
+    async def _server(self, configuration: ServerConfiguration) -> McpServerProcess:
+        if configuration.instance not in self._servers:
+            made = await self._make(configuration)
+            self._servers.setdefault(configuration.instance, made)  # another caller may have been faster
+        server = self._servers[configuration.instance]
+        server.used = time.monotonic()
+        return server
+
+    async def _answer(self, held: _HeldCall, configuration: ServerConfiguration, call: ServerCall) -> None:
+        """Make a call. It has an answer in the end, whatever happens."""
+        try:
+            answer = await (await self._server(configuration)).call(call)
+        except ToolError as error:
+            answer = ServerAnswer(ERROR, error.message)
+        except asyncio.CancelledError:
+            if not held.answer.done():
+                held.answer.cancel()
+            raise
+        except Exception as error:
+            log.exception("a call of MCP server %s failed", configuration.name)
+            answer = ServerAnswer(LOST, f"{type(error).__name__}: {error}")
+        if not held.answer.done():
+            held.answer.set_result(answer)
+        held.ended = time.monotonic()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget the oldest answers where too much is kept."""
+        ended = sorted((held.ended, key) for key, held in self._calls.items() if held.answer.done())
+        size = sum(self._calls[key].size for _, key in ended)
+        for at, key in ended:
+            if size <= KEPT_ANSWERS and at > time.monotonic() - KEPT_SECONDS:
+                break
+            size -= self._calls[key].size
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        held = self._calls.pop(key, None)
+        if held is not None and held.task is not None and not held.answer.done():
+            held.task.cancel()
+            held.answer.cancel()
+
+    async def _look(self) -> None:
+        """End servers that nobody has needed for long, and forget old answers."""
+        async for _ in ticks(LOOK_SECONDS):
+            self._make_room()
+            for instance, server in list(self._servers.items()):
+                if not server.in_flight and time.monotonic() - server.used > IDLE_SECONDS:
+                    del self._servers[instance]
+                    log.info("an MCP server is ended: nobody has needed it for %.0f s", IDLE_SECONDS)
+                    await server.close()

@@ -1,0 +1,54 @@
+"""A server that is spoken to by HTTP (streamable HTTP), within bounds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx2
+from mcp.client.streamable_http import streamable_http_client
+
+from .limits import LONGEST_MESSAGE
+
+CONNECT_SECONDS, READ_SECONDS = 30.0, 300.0
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body of at most `LONGEST_MESSAGE` bytes."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._stream:
+            size += len(chunk)
+            if size > LONGEST_MESSAGE:
+                raise httpx2.ReadError(f"the answer was longer than {LONGEST_MESSAGE} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+AWAY = (502, 503, 504)
+"""Statuses of those that stand before a server: what became of the request there, they don't know."""
+
+
+async def _bound(response: httpx2.Response) -> None:
+    """Streams of events are bounded by event, by the `mcp` package."""
+    if response.status_code in AWAY:
+        raise httpx2.ReadError(f"the server is not reached: status {response.status_code}")
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _Bounded(response.stream)
+
+
+@contextlib.asynccontextmanager
+async def by_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
+    """A transport of the `mcp` package."""
+    timeout = httpx2.Timeout(CONNECT_SECONDS, read=READ_SECONDS)
+    client = httpx2.AsyncClient(headers=dict(headers), timeout=timeout, event_hooks={"response": [_bound]})
+    async with client, streamable_http_client(url, http_client=client, max_sse_event_size=LONGEST_MESSAGE) as streams:
+        yield streams

@@ -1,0 +1,30 @@
+"""How much of what a server says is taken. A server is a program of other people's."""
+
+from __future__ import annotations
+
+LONGEST_MESSAGE = 8 * 1024 * 1024
+"""Bytes of one message."""
+
+LONGEST_CONTENT = 1_000_000
+"""Characters of a result; of a longer one the middle is left out."""
+
+MOST_TOOLS = 512
+"""Tools of one server."""
+
+LONGEST_DESCRIPTION = 10_000
+"""Characters of a tool's description."""
+
+LONGEST_SCHEMA = 50_000
+"""Bytes of a tool's schema."""
+
+LONGEST_LIST = 500_000
+"""Bytes of all that is kept of a server's tools."""
+
+MOST_PAGES = 100
+"""Pages of a list."""
+
+KEPT_ANSWERS = 64 * 1024 * 1024
+"""Characters of all answers that are kept until somebody says that they are committed; the oldest go first."""
+
+KEPT_SECONDS = 3_600.0
+"""So long an answer is kept."""
