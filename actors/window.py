@@ -16,6 +16,7 @@ from understudy.identifiers import wait_key
 from understudy.manifest import is_guarded
 from understudy.messages import ALWAYS, CUT_OFF, FOLD, THIS_ROUND, Message
 from understudy.protocol import Work
+from understudy.rates import NORMAL
 from understudy.recall import READ_MESSAGE
 from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
 from understudy.tool_hosting import ORIGIN as MCP
@@ -315,6 +316,7 @@ class Window:
             ends_run=fold is None and not continued and self.typed is None and not _sees_end(spec),
             purpose=FOLD_ANSWER if fold is not None else "",
             guarded=fold is None and is_guarded(spec),
+            priority=spec.get("priority", NORMAL),
             **(
                 conversation.beginning((fold.extra or {})["through"], fold)
                 if fold is not None

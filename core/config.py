@@ -181,7 +181,8 @@ class ModelProfile:
         name: what sessions refer to.
         base_url: None for the openai package's default.
         max_concurrency: model calls at once per node; more wait in order.
-        requests_per_minute: None for no limit.
+        requests_per_minute, tokens_per_minute: of all nodes together (docs/rate-limits.md). With neither, the limits
+            that the endpoint states are kept to, if it states any.
         prices: what its models cost, by name; others cost what the services' own table says.
         protocol: that the endpoint speaks: `chat` (chat completions), `responses` or `anthropic` (messages).
         background: the endpoint makes responses in background mode and keeps them, so that no loss of a connection or a
@@ -195,6 +196,7 @@ class ModelProfile:
     base_url: str | None = None
     max_concurrency: int = 1024
     requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
     prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
     protocol: str = "chat"
     background: bool = False

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from .commands import CommandEnd, CommandOutput, CommandProcess, StartCommand
 from .config import ModelProfile
 from .protocol import Attached, CallOrigin, Exit, Growth, Judged, StepCall, Work
+from .rates import RateReport, RateShares
 from .reads import Note
 from .records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 from .tool_hosting import HostAttached, ServerAnswer, ServerCall, ServerConfiguration, ServerTools
@@ -204,6 +205,17 @@ class ModelGateway(Protocol):
 
     async def release(self, number: str, keys: list[str]) -> None:
         """Forget calls: their answers are committed, or nobody wants them. Those in flight end."""
+
+    async def rates(self, number: str, seen: int) -> RateReport:
+        """How the rate limits of endpoints are used, once there is something that other nodes should know at once; now
+        and then also without.
+
+        Args:
+            seen: the version of the report before.
+        """
+
+    async def share(self, number: str, shares: RateShares) -> RateReport:
+        """Use no more of the limits than this, unless something newer is known; how they are used then."""
 
     async def heard(self, number: str) -> None:
         """Nothing; its answer says that the gateway is well."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -62,10 +63,12 @@ def check(profile: ModelProfile) -> None:
         InvalidConfiguration: its key can't be sent in a header, its base URL is none, or holds credentials, or one of
             its limits lets nothing through.
     """
-    if profile.max_concurrency < 1 or not (profile.requests_per_minute is None or profile.requests_per_minute > 0):
+    limits = {name: getattr(profile, name) for name in ("max_concurrency", "requests_per_minute", "tokens_per_minute")}
+    wrong = [f"{name} is {limit}" for name, limit in limits.items() if limit is not None and not 0 < limit < math.inf]
+    if wrong:
         raise InvalidConfiguration(
-            f"model profile {profile.name!r} allows no calls: max_concurrency is {profile.max_concurrency} and "
-            f"requests_per_minute is {profile.requests_per_minute}. Both must be above 0"
+            f"model profile {profile.name!r} allows no calls, or any number: {', '.join(wrong)}. A limit must be above "
+            "0; without one leave it out"
         )
     if profile.protocol not in DEFAULT_BASE_URLS:
         raise InvalidConfiguration(

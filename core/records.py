@@ -21,6 +21,7 @@ from .events import (
 )
 from .json_text import to_json
 from .messages import CUT_OFF, Message, Usage
+from .rates import NORMAL
 
 CACHED_WINDOWS = 64
 """Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
@@ -86,6 +87,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         purpose: what the answer is for: empty for the run to go on with, `fold_answer` for a summary of its history.
         guarded: hooks run beside the call, and its answer counts only with their verdict (`protocol.Judged`).
         response_id: of the response that an earlier attempt has at the endpoint: it is fetched, not asked for again.
+        priority: `high`, `normal` or `low`, where requests wait for a rate limit (`rates.WEIGHTS`).
     """
 
     wait_key: str
@@ -104,6 +106,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     purpose: str = ""
     guarded: bool = False
     response_id: str = ""
+    priority: str = NORMAL
 
     def limited_to(self, tokens: int) -> ModelRequest:
         """The same with the reply that is paid for; 0 for any length."""

@@ -1,10 +1,8 @@
-"""An endpoint: a model profile with its connections, its places and its pace."""
+"""An endpoint: a model profile with its connections."""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -50,15 +48,12 @@ def _trusted() -> ssl.SSLContext:
 
 
 class Endpoint:
-    """A profile with its connections, its places and its pace."""
+    """A profile with its connections."""
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
         self.base_url = profile.base_url or DEFAULT_BASE_URLS[profile.protocol]
         self.calls = 0
-        self.turn = asyncio.Semaphore(profile.max_concurrency)
-        self._pace = asyncio.Lock()
-        self._next = 0.0
         # aiohttp under the package's httpx: half the CPU per call, and no search through all connections.
         http_client = openai.DefaultAioHttpClient(
             trust_env=urlsplit(self.base_url).hostname not in LOOPBACK,  # a proxy could not reach it
@@ -130,15 +125,6 @@ class Endpoint:
             text = text.replace(key, "***")
         text = storable(text)
         return text if len(text) <= MESSAGE_LIMIT else f"{text[:MESSAGE_LIMIT]}…"
-
-    async def pace(self) -> None:
-        """Wait until `requests_per_minute` allows one more request; first come, first served."""
-        rate = self.profile.requests_per_minute
-        if rate is None:
-            return
-        async with self._pace:
-            await asyncio.sleep(self._next - time.monotonic())
-            self._next = time.monotonic() + 60 / rate
 
 
 async def read_within(response: httpx2.Response, limit: int) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,10 +22,13 @@ from understudy.profiles import check
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import Piece
 
+from .admission import Stopped
+from .backoff import Backoff
 from .endpoint import Endpoint
+from .limits import Limits
 from .needs import require
 from .responses import cancel_path
-from .tries import Backoff, Tries
+from .tries import RateLimited, Tries
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,9 @@ class Gateway:
         retries: how often a call that failed in a way worth retrying is tried again, after the first try.
         backoff: seconds before the first retry; doubles up to `backoff_max`, less a random quarter. `Retry-After`
             from the endpoint takes precedence.
+
+    Attributes:
+        limits: the rate limits of its endpoints.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Gateway:
         backoff: float = 0.5,
         backoff_max: float = 8.0,
     ) -> None:
+        self.limits = Limits()
         self._backoff = Backoff(retries, backoff, backoff_max)
         self._endpoints: dict[str, Endpoint] = {}
         self._retired: set[Endpoint] = set()
@@ -76,6 +82,7 @@ class Gateway:
         if known is not None and known.profile == profile:
             return
         self._endpoints[profile.name] = Endpoint(profile)
+        self.limits.update(profile)
         if known is not None:
             self._retired.add(known)
 
@@ -89,6 +96,7 @@ class Gateway:
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
         on_response: Callable[[str], None] | None = None,
+        tree: str = "",
     ) -> ModelAnswer:
         """Make one model call; cancelling it closes the connection.
 
@@ -96,22 +104,25 @@ class Gateway:
         connection that is lost is no loss, and `request.response_id` names a response that is fetched, not asked for.
         One that the endpoint does not have any more is asked for anew.
 
-        Where the profile has fallbacks, they are asked in turn within the deadline; the answer says which profile and
-        model gave it, if not those of the request. Each is asked for a function of the same request. A fallback's
-        response in background mode is not told: another gateway could not fetch it.
+        Where the profile has fallbacks, they are asked one after the other within the deadline, each within its own
+        limits; the answer says which profile and model gave it, if not those of the request. Each is asked for a
+        function of the same request. A fallback's response in background mode is not told: another gateway could not
+        fetch it.
 
         Args:
             on_delta: gets text, reasoning and arguments of tool calls as they arrive.
             on_restart: called when a try failed after some of it was delivered: what follows starts anew.
             on_response: in background mode, gets the id of the response as soon as the endpoint has said it, before
                 anything else of the response; again if the call had to be made anew.
+            tree: trees of sessions take turns where requests have to wait.
 
         Raises:
             ModelProfileMissing: the request's profile was never registered.
             ModelRefused: the endpoint refused the request (4xx); not retried.
             ModelProtocolError: the endpoint does not speak the protocol; not retried.
             ModelUnavailable: every try failed, or the deadline passed. The deadline begins when the call's turn has
-                come: waiting for `max_concurrency` and `requests_per_minute` does not use it up.
+                come: waiting for `max_concurrency` and rate limits does not use it up. A request that is refused for
+                a rate limit waits for another turn; it fails if its endpoint takes none for longer than its deadline.
 
         Errors of an endpoint have in `details`: `base_url`, `retries`, `started_at` and `duration` (microseconds), and,
         where known, `status` and `provider_code`. No message has the key.
@@ -121,16 +132,13 @@ class Gateway:
             raise ModelProfileMissing(
                 f"no model profile {request.profile!r} is registered on this node", details={"profile": request.profile}
             )
-        fallbacks = endpoint.profile.fallbacks
-        if not fallbacks:
-            return await self._call(endpoint, request, on_delta, on_restart, on_response)
-        end = time.monotonic() + request.deadline
+        tries = Tries(self._backoff, endpoint, request, on_delta, on_restart, on_response)
         try:
-            return await self._call(endpoint, request, on_delta, on_restart, on_response)
+            return await self._run(tries, tree)
         except ModelError as error:
-            first = error
-        for fallback in fallbacks:
-            other, left = self._endpoints.get(fallback.profile), end - time.monotonic()
+            first, left = error, request.deadline - tries.seconds
+        for fallback in endpoint.profile.fallbacks:
+            other = self._endpoints.get(fallback.profile)
             if other is None or cause_of(first) not in fallback.on or left < LEAST_SECONDS:
                 continue
             model = fallback.model or request.model
@@ -140,27 +148,30 @@ class Gateway:
             asked = msgspec.structs.replace(
                 request, profile=fallback.profile, model=model, deadline=left, response_id=""
             )
+            tries = Tries(self._backoff, other, asked, on_delta, on_restart, None)
             try:
-                answer = await self._call(other, asked, on_delta, on_restart, None)
-            except ModelError:
-                continue  # what the first one said is what the caller can do something about
+                answer = await self._run(tries, tree)
+            except ModelError:  # what the first one said is what the caller can do something about
+                left -= tries.seconds
+                continue
             return replace(answer, profile=fallback.profile, model=model)
         raise first
 
-    async def _call(
-        self,
-        endpoint: Endpoint,
-        request: ModelRequest,
-        on_delta: Callable[[Piece], None] | None,
-        on_restart: Callable[[], None] | None,
-        on_response: Callable[[str], None] | None,
-    ) -> ModelAnswer:
+    async def _run(self, tries: Tries, tree: str) -> ModelAnswer:
+        """The answer of one endpoint, from as many turns as it takes."""
+        endpoint, request, again = tries.endpoint, tries.request, False
         require(endpoint.profile, request)
+        limits = self.limits.of(endpoint.profile.name)
         endpoint.calls += 1
         try:
-            async with endpoint.turn:
-                await endpoint.pace()
-                return await Tries(self._backoff, endpoint, request, on_delta, on_restart, on_response).run()
+            while True:
+                try:
+                    async with limits.turn(request, tree, again=again, fetches=tries.fetches) as turn:
+                        return await tries.run(turn)
+                except RateLimited:
+                    again = True
+                except Stopped as stopped:
+                    tries.fail_stopped(stopped.seconds)
         finally:
             endpoint.calls -= 1
             if self._retired:

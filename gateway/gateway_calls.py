@@ -20,6 +20,7 @@ from understudy.identifiers import new_identifier
 from understudy.messages import Usage
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin, Growth
+from understudy.rates import RateReport, RateShares
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.redaction import know
 from understudy.streams import REASONING, TEXT, Parts, Piece
@@ -224,6 +225,17 @@ class GatewayCalls:
         """See `ModelGateway.heard`."""
         self._require(number)
 
+    async def rates(self, number: str, seen: int) -> RateReport:
+        """See `ModelGateway.rates`."""
+        self._require(number)
+        return await self.gateway.limits.reported(seen)
+
+    async def share(self, number: str, shares: RateShares) -> RateReport:
+        """See `ModelGateway.share`."""
+        self._require(number)
+        self.gateway.limits.share(shares)
+        return self.gateway.limits.report()
+
     async def abandoned(self, seconds: float) -> None:
         """Return when no node service has been heard of for so long, or while there are answers that were paid for, and
         whose store may be away, for `KEPT_SECONDS`."""
@@ -287,4 +299,4 @@ class GatewayCalls:
                 raise ModelProfileMissing(
                     f"no credentials for model profile {profile!r}", session_id=call.origin.session_id
                 )
-        return await self.gateway.call(call.request, call.add, call.restart, call.identify)
+        return await self.gateway.call(call.request, call.add, call.restart, call.identify, call.origin.root_id)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 
 import aiohttp
@@ -21,6 +18,8 @@ from understudy.streams import Piece
 from understudy.waiting import answered_within
 
 from .adapters import EndpointError, Malformed, Reading
+from .admission import Turn
+from .backoff import Backoff, retry_after_seconds
 from .endpoint import Endpoint, read_within
 from .overflow import is_overflow, stated_window
 from .sse import MAX_ANSWER, EventStream
@@ -42,21 +41,6 @@ FINAL_REPORTS = FINAL_CODES | {
 """The same of errors that are reported in place of an answer, without a status: OpenAI's, then Anthropic's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How often and when to try again; see `Gateway`."""
-
-    retries: int
-    first: float
-    longest: float
-
-    def delay(self, retries: int, retry_after: float | None) -> float:
-        """Seconds to wait after so many failed retries."""
-        if retry_after is not None:
-            return retry_after * (1 + 0.1 * random.random())  # never earlier than asked for, and not all at once
-        return min(self.first * 2.0**retries, self.longest) * (1 - 0.25 * random.random())
-
-
 class _Pending(Exception):
     """The endpoint works on the response: it has to be asked again for it."""
 
@@ -74,8 +58,17 @@ class _Failure(Exception):
         self.retry_after = retry_after
 
 
+class RateLimited(Exception):
+    """A try was refused for a rate limit: the call waits for another turn."""
+
+
 class Tries:
-    """One call with its tries."""
+    """One call with its tries.
+
+    Attributes:
+        endpoint, request: who is asked for what.
+        seconds: spent in its turns so far.
+    """
 
     def __init__(
         self,
@@ -87,15 +80,19 @@ class Tries:
         on_response: Callable[[str], None] | None,
     ) -> None:
         self._backoff = backoff
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._on_delta = on_delta
         self._on_restart = on_restart
         self._on_response = on_response if endpoint.adapter.keeps else None
-        self._request = request
+        self.request = request
         self._reading = endpoint.adapter.begin(request, request.response_id)
         self._known = self._reading.identifier  # the caller knows it
+        self._turn: Turn
+        self.seconds = 0.0
         self._retries = 0
         self._in_a_row = 0  # of these, since something came of a response that goes on
+        self._refusals = 0
+        self._refused_for = 0.0
         self._failure: _Failure | None = None
         self._delivered = False
         self._started_at = time.time_ns() // 1_000
@@ -103,19 +100,37 @@ class Tries:
         self._first_chunk = 0
         self._heard = 0.0
 
-    async def run(self) -> ModelAnswer:
-        """The tries, until one succeeds, fails for good, or time is up."""
+    @property
+    def fetches(self) -> bool:
+        """Whether it begins with what the endpoint keeps of a response: a model is not asked."""
+        return bool(self._reading.continuation)
+
+    async def run(self, turn: Turn) -> ModelAnswer:
+        """The tries in this turn, until one succeeds, fails for good, or time is up.
+
+        Raises:
+            RateLimited: run it again in another turn.
+            Stopped: no retry is possible before the deadline.
+        """
+        self._turn = turn
+        if not self._refusals:  # until now it has waited
+            self._started_at, self._start = time.time_ns() // 1_000, time.monotonic_ns()
+        begun = time.monotonic()
         try:
-            return await answered_within(self._tries(), self._request.deadline)
+            return await answered_within(self._tries(), self.request.deadline)
         except TimeoutError:
             last = f"; the last try failed: {self._failure.what}" if self._failure else ""
-            self._fail(ModelUnavailable, f"had no complete answer within {self._request.deadline:g} s{last}")
+            self._fail(ModelUnavailable, f"had no complete answer within {self.request.deadline:g} s{last}")
+        finally:
+            self.seconds += time.monotonic() - begun
 
     async def _tries(self) -> ModelAnswer:
         while True:
             progress = self._reading.progress
             try:
-                return self._answer(await self._try())
+                answer = self._answer(await self._try())
+                self._turn.answered(answer.usage)
+                return answer
             except _Pending:
                 self._in_a_row = 0
                 await asyncio.sleep(POLL_SECONDS)
@@ -130,15 +145,15 @@ class Tries:
         if self._in_a_row >= self._backoff.retries:
             self._fail(ModelUnavailable, f"failed {self._retries + 1} times, at last: {failure.what}")
         delay = self._backoff.delay(self._in_a_row, failure.retry_after)
-        if delay >= self._request.deadline:  # else that ends the wait, and does not count pauses of this process
+        if delay >= self.request.deadline:  # else that ends the wait, and does not count pauses of this process
             self._fail(ModelUnavailable, f"failed, and a retry in {delay:.1f} s is past the deadline: {failure.what}")
         self._retries += 1
         self._in_a_row += 1
         await asyncio.sleep(delay)
         if not self._reading.continuation:
-            await self._endpoint.pace()
+            await self._turn.again(self.request.deadline)
             self._restart()
-            self._reading = self._endpoint.adapter.begin(self._request)
+            self._reading = self.endpoint.adapter.begin(self.request)
 
     def _restart(self) -> None:
         """What was delivered is void: it comes anew."""
@@ -153,7 +168,7 @@ class Tries:
         As with the deadline, only time counts in which this process runs: after a pause the answer may lie in the
         socket, and is paid for.
         """
-        stall = self._request.stall
+        stall = self.request.stall
         self._heard = time.monotonic()
         try:
             return await answered_within(self._exchange(), stall, lambda: self._heard)
@@ -164,8 +179,10 @@ class Tries:
     async def _exchange(self) -> Reading:
         continuation = self._reading.continuation
         try:
-            sending = self._endpoint.get(continuation) if continuation else self._endpoint.post(self._request)
+            sending = self.endpoint.get(continuation) if continuation else self.endpoint.post(self.request)
             response = await sending
+            if not continuation:  # limits are of requests to a model
+                self._turn.heard(response.headers)
             try:
                 return await self._read(response)
             finally:
@@ -173,7 +190,7 @@ class Tries:
         except openai.APIStatusError as error:
             if continuation and self._reading.reroute(error.status_code):
                 raise _Failure(
-                    self._endpoint.clean(f"the response {self._reading.identifier} can't be had so: {error.message}"),
+                    self.endpoint.clean(f"the response {self._reading.identifier} can't be had so: {error.message}"),
                     status=error.status_code, code=error.code, retry_after=0.0,
                 ) from None  # fmt: skip
             self._status_error(error)
@@ -183,7 +200,7 @@ class Tries:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            raise _Failure(self._endpoint.clean(f"{type(cause).__name__}: {cause}")) from None
+            raise _Failure(self.endpoint.clean(f"{type(cause).__name__}: {cause}")) from None
         except EndpointError as error:
             self._reported_error(error.body)
 
@@ -251,19 +268,19 @@ class Tries:
                 self._on_delta(piece)
 
     def _answer(self, reading: Reading) -> ModelAnswer:
-        calls, adapter = reading.tool_calls, self._endpoint.adapter
+        calls, adapter = reading.tool_calls, self.endpoint.adapter
         return ModelAnswer(
             content=reading.content,
             tool_calls=calls,
             finish_reason=reading.finish_reason or ("tool_calls" if calls else "stop"),
-            usage=reading.usage or estimate_usage(self._request, reading.content or "", calls),
+            usage=reading.usage or estimate_usage(self.request, reading.content or "", calls),
             response_model=reading.model,
             response_id=reading.identifier,
             provider=adapter.provider,
             started_at=self._started_at,
             duration=self._elapsed(),
             first_chunk=self._first_chunk,
-            retries=self._retries,
+            retries=self._retries + self._refusals,
             extra=reading.extra,
             background=adapter.keeps,
         )
@@ -279,10 +296,34 @@ class Tries:
         message = error.message if isinstance(error.body, dict) else f"Error code: {status} ({kind or 'no content'})"
         if (status in RETRIED or status >= 500) and error.code not in FINAL_CODES and error.type not in FINAL_CODES:
             after = retry_after_seconds(headers, time.time())
-            raise _Failure(self._endpoint.clean(message), status=status, code=error.code, retry_after=after) from None
+            if not self._reading.continuation:
+                self._turn.heard(headers)
+                if status == 429:
+                    self._rate_limited(message, headers, after, error.code)
+            raise _Failure(self.endpoint.clean(message), status=status, code=error.code, retry_after=after) from None
         if kind == "text/html" and status not in (401, 403):
             self._not_the_protocol(status, kind, "")
         self._refuse(message, status, error.code)
+
+    def _rate_limited(self, message: str, headers: Mapping[str, str], after: float | None, code: Any) -> None:
+        """Refused for a rate limit: have the call wait for another turn. One that has waited so for longer than its
+        deadline is given up. Where nothing is known of a limit it is a failure like any other."""
+        stop = self._turn.refused(headers, after)
+        if stop is None:
+            return
+        self._failure = _Failure(self.endpoint.clean(message), status=429, code=code, retry_after=after)
+        if self._refused_for > self.request.deadline:
+            self._fail(ModelUnavailable, f"refused {self._refusals + 1} times for its rate limit, at last: {message}")
+        self._refusals += 1
+        self._refused_for += stop
+        raise RateLimited from None
+
+    def fail_stopped(self, seconds: float) -> NoReturn:
+        """Give the call up: its endpoint has said that it takes no requests for so long."""
+        last = f": {self._failure.what}" if self._failure else ""
+        self._fail(
+            ModelUnavailable, f"takes no requests for {seconds:.1f} s, which is past the deadline{last}", status=429
+        )
 
     def _refuse(self, message: str, status: int | None, code: Any) -> NoReturn:
         """The endpoint said no; where it says that the request is too long, its session can do something about it."""
@@ -295,7 +336,7 @@ class Tries:
     def _reported_error(self, body: Any) -> NoReturn:
         """An error in place of an answer, under status 200: its code decides, and unknown ones are worth a retry."""
         message, code = (body.get("message"), body.get("code")) if isinstance(body, dict) else (body, None)
-        what = self._endpoint.clean(f"the endpoint reported: {message or body}")
+        what = self.endpoint.clean(f"the endpoint reported: {message or body}")
         code = code if isinstance(code, (str, int)) else None
         status = code if isinstance(code, int) else None
         if code in FINAL_REPORTS or (status is not None and 400 <= status < 500 and status not in RETRIED):
@@ -306,7 +347,7 @@ class Tries:
         self._fail(
             ModelProtocolError,
             f"answered with status {status} and content type {kind or '(none)'}, "
-            f"which is no {self._endpoint.adapter.described}. {what}",
+            f"which is no {self.endpoint.adapter.described}. {what}",
             status=status,
         )
 
@@ -322,8 +363,8 @@ class Tries:
         """Raise `kind`, without the chain of causes: those can hold headers, and so the key."""
         details = {
             **(details or {}),
-            "base_url": self._endpoint.shown_url,
-            "retries": self._retries,
+            "base_url": self.endpoint.shown_url,
+            "retries": self._retries + self._refusals,
             "started_at": self._started_at,
             "duration": self._elapsed(),
         }
@@ -333,29 +374,6 @@ class Tries:
         if status is not None:
             details["status"] = status
         if code is not None:
-            details["provider_code"] = self._endpoint.clean(str(code))
-        text = self._endpoint.clean(f"{self._endpoint.shown_url} {what}".strip())
+            details["provider_code"] = self.endpoint.clean(str(code))
+        text = self.endpoint.clean(f"{self.endpoint.shown_url} {what}".strip())
         raise kind(text if text.endswith((".", "…")) else f"{text}.", details=details) from None
-
-
-def retry_after_seconds(headers: Any, now: float) -> float | None:
-    """What `Retry-After-Ms` or `Retry-After` (seconds or an HTTP date) ask for; None without a readable one.
-
-    Args:
-        headers: a mapping with lower-case names.
-        now: seconds since 1970, for dates.
-    """
-    for name, unit in (("retry-after-ms", 1_000), ("retry-after", 1)):
-        text = headers.get(name)
-        if text is None:
-            continue
-        try:
-            seconds = float(text) / unit
-        except ValueError:
-            try:
-                seconds = parsedate_to_datetime(text).timestamp() - now
-            except (ValueError, OverflowError):
-                continue
-        if 0 <= seconds < float("inf"):
-            return seconds
-    return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.commands import CommandOutput, StartCommand
 from understudy.protocol import Exit, Judged, News, StepCall, Work
+from understudy.rates import RateReport, RateShares
 from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
 from understudy.supervisor.ports import NodeReport, TakenUp
@@ -182,8 +183,12 @@ class NodeCalls(ABC):
         demand = await node.frames.supply.demand(timeout)
         return NodeReport(
             await self.pid(), node.generation, node.homes.nodes, node.homes.is_drained, demand,
-            list(node.frames.known.condemned), node.frames.named(), node.frames.supply.memory(),
+            list(node.frames.known.condemned), node.frames.named(), node.frames.supply.memory(), node.rates.report,
         )  # fmt: skip
+
+    async def share_rates(self, shares: RateShares) -> RateReport | None:
+        """See `NodeRates.share`."""
+        return await (await self._node()).rates.share(shares)
 
     @abstractmethod
     async def kill_process(self, pid: int) -> bool:

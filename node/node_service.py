@@ -39,6 +39,7 @@ from .frames import Frames, current_work
 from .interrupts import Interrupts
 from .notices import Notices, Tell, alone
 from .projection import Projection
+from .rates import NodeRates
 from .rounds import Rounds
 from .service_link import Kill, never_killed
 from .shown import show_all
@@ -84,12 +85,15 @@ class NodeService(NodeBasis):
             followed=lambda session_id: self.feed.is_streamed(session_id), verdicts=self.verdicts,
             attended=self.frames.attends, unattended=lambda call: self.answers.unattended(call), kill=kill,
         )  # fmt: skip
+        self.rates = NodeRates(self.calls.link, self.frames.supply.changed)
         self.feed = Feed(self.reading.events, self.calls.stream, self.reading.run)
         self.timers = Timers(self)
         if processes is None and config.command_directory:
             processes = LocalCommands(config.command_directory)
         self.commands = Commands(self, processes)
-        self.projection = Projection(self, partial(show_all, self, self.frames.paging, self.frames.supply, self.calls))
+        self.projection = Projection(
+            self, partial(show_all, self, self.frames.paging, self.frames.supply, self.calls, self.rates)
+        )
         self.draining = Draining(self, self.frames, self.calls, self.claims, self.interrupts)
         self.notices = Notices(
             self, self.frames, self.calls, self.claims, self.interrupts, self.feed, self.timers,
@@ -132,6 +136,7 @@ class NodeService(NodeBasis):
         await self.projection.start()
         self.spawn_task(self.sweep.sweeping())
         self.spawn_task(self.timers.firing())
+        self.spawn_task(self.rates.following())
 
     def abandon(self) -> None:
         """Stop at once, as SIGKILL stops a process: nothing more is committed, asked of the gateway, exported or told.

@@ -15,20 +15,24 @@ from understudy.observability import conventions as names
 from understudy.observability.export import Export
 from understudy.observability.live_table import LIVE_TABLE
 from understudy.placement import is_scarce
+from understudy.rates import Rates, RateUse
 from understudy.store.db.engine import now
 
 from .basis import NodeBasis
 from .calls import Calls
 from .paging import Paging
 from .projection import Projection
+from .rates import NodeRates
 from .supply import Supply
 
 Values = Mapping[tuple[str, ...], float]
 
 
-def show_all(node: NodeBasis, paging: Paging, supply: Supply, calls: Calls, projection: Projection) -> None:
+def show_all(
+    node: NodeBasis, paging: Paging, supply: Supply, calls: Calls, rates: NodeRates, projection: Projection
+) -> None:
     """Have the service's metrics show all of them."""
-    for reads in (_store(projection), _service(node, paging, supply, calls), _sinks(projection)):
+    for reads in (_store(projection), _service(node, paging, supply, calls), _rates(rates), _sinks(projection)):
         for name, read in reads.items():
             projection.metrics.show(LIVE_TABLE[name], read)
 
@@ -88,6 +92,34 @@ def _service(node: NodeBasis, paging: Paging, supply: Supply, calls: Calls) -> d
         names.FRAMES_MEMORY: frames_memory,
         names.MEMORY_AVAILABLE: lambda: {(): supply.measured.free} if supply.measured else {},
         names.BUILD_INFO: lambda: {(version("understudy"),): 1},
+    }
+
+
+def _rates(rates: NodeRates) -> dict[str, Callable[[], Values]]:
+    def uses() -> list[RateUse]:
+        return rates.report.uses if rates.report is not None else []
+
+    def by_kind(read: Callable[[RateUse], Rates]) -> Callable[[], Values]:
+        def values() -> Values:
+            found: dict[tuple[str, ...], float] = {}
+            for use in uses():
+                for kind in ("requests", "tokens"):
+                    rate: float | None = getattr(read(use), kind)
+                    if rate is not None:
+                        found[(use.profile, use.model, kind)] = rate
+            return found
+
+        return values
+
+    def each(read: Callable[[RateUse], float]) -> Callable[[], Values]:
+        return lambda: {(use.profile, use.model): read(use) for use in uses()}
+
+    return {
+        names.RATE_LIMIT: by_kind(lambda use: use.limit),
+        names.RATE_SHARE: by_kind(lambda use: use.share),
+        names.RATE_WAITING: each(lambda use: use.waiting),
+        names.RATE_WAITED: each(lambda use: use.waited),
+        names.RATE_REFUSED: each(lambda use: use.refused),
     }
 
 

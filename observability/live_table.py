@@ -32,6 +32,7 @@ class LiveRow:
 
 
 SINKS = ("sink",)
+LIMITS = ("profile", "model")
 
 ROWS = (
     LiveRow(names.SESSIONS, "gauge", "Sessions.", ("status",), source="store", values=SESSION_STATUSES),
@@ -84,6 +85,11 @@ ROWS = (
     LiveRow(names.ACTORS_CAP, "gauge", "The most session actors this node may have now, as memory allows."),
     LiveRow(names.STANDBYS_TAKEN, "counter", "Standing-by session actors that were given a session."),
     LiveRow(names.READY_SESSIONS, "gauge", "Sessions that wait for a session actor."),
+    LiveRow(names.RATE_LIMIT, "gauge", "Limits of endpoints, per minute, as given or learned.", (*LIMITS, "resource")),
+    LiveRow(names.RATE_SHARE, "gauge", "What this node may use of them now, per minute.", (*LIMITS, "resource")),
+    LiveRow(names.RATE_WAITING, "gauge", "Model requests that wait for their turn under a rate limit.", LIMITS),
+    LiveRow(names.RATE_WAITED, "counter", "Time that model requests have waited for their turn.", LIMITS, "seconds"),
+    LiveRow(names.RATE_REFUSED, "counter", "Model requests refused with status 429.", LIMITS),
     LiveRow(names.MODEL_CALLS_IN_FLIGHT, "gauge", "Model calls in flight."),
     LiveRow(names.SERVICE_MEMORY, "gauge", "Resident memory of the node service.", (), "bytes"),
     LiveRow(names.FRAMES_MEMORY, "gauge", "Memory that this node's session actors share with nobody.", (), "bytes"),

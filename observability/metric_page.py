@@ -22,6 +22,8 @@ LABELS = {
     "decision": "`ok`, `error`, `rerun`, `approve`, `reject`, `aborted`",
     "status": "how the run ended",
     "kind": "`question`, `approval`, `in_doubt`",
+    "profile": "the model profile's name",
+    "resource": "`requests`, `tokens`",
     "sink": "`spans`, and what else events are sent to",
     "version": "of Understudy",
 }

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from understudy.rates import RateReport
+
 from .capacity import Memory
 from .pool import Demand
 
@@ -24,6 +26,7 @@ class NodeReport(msgspec.Struct):
         condemned: frames that the supervisor shall kill.
         named: all frames that are known there, with their pids (0: not known, or another machine's).
         memory: None where it was not measured.
+        rates: how the rate limits of endpoints are used there; None before its gateway has said so.
     """
 
     pid: int
@@ -34,6 +37,7 @@ class NodeReport(msgspec.Struct):
     condemned: list[str] = []
     named: dict[str, int] = {}
     memory: Memory | None = None
+    rates: RateReport | None = None
 
 
 class TakenUp(msgspec.Struct):

@@ -14,6 +14,7 @@ from understudy.tasks import Tasks
 from .known import Known, Node
 from .pool import Demand
 from .ports import Machinery, NodeReport
+from .rate_sharing import RateSharing
 from .watching import Watching
 
 log = logging.getLogger(__name__)
@@ -32,13 +33,14 @@ class Staffing:
     """
 
     def __init__(
-        self, machinery: Machinery, known: Known, tasks: Tasks, watching: Watching, standby: int,
+        self, machinery: Machinery, known: Known, tasks: Tasks, watching: Watching, rates: RateSharing, standby: int,
         take_up: Callable[[Node], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._machinery = machinery
         self._known = known
         self._tasks = tasks
         self._watching = watching
+        self._rates = rates
         self._standby = standby
         self._take_up = take_up
         self._wanted: dict[str, int] = {"": standby}
@@ -54,9 +56,11 @@ class Staffing:
 
     async def serve_demand(self, node: Node, term: int) -> None:
         """Keep a node's pool in step with its demand."""
+        patience = 0.0  # what it is like at first is asked for at once
         while self._known.serves(node, term):
             try:
-                report: NodeReport = await node.handle.call("demand", DEMAND_SECONDS, node.stock.cap)
+                report: NodeReport = await node.handle.call("demand", patience, node.stock.cap)
+                patience = DEMAND_SECONDS
                 if not self._known.serves(node, term):
                     return
                 # Restarted unnoticed (a `take_up` is repeated too, so the next process can have heard it without all
@@ -65,6 +69,7 @@ class Staffing:
                 if (report.pid, report.generation, report.nodes) != known:
                     await self._take_up(node)
                 self._watching.heed(node, report)
+                self._rates.heed(node, report.rates)
                 if report.memory is not None:
                     node.stock.measured(report.memory, time.monotonic())
                 if not report.draining:

@@ -23,6 +23,7 @@ from understudy.waiting import answered_within, is_set_within
 from .drains import Drains
 from .known import Known, Node
 from .ports import Machinery, NodeHandle
+from .rate_sharing import RateSharing
 from .staffing import Staffing
 from .stock import Stock
 from .watching import PROBE_SECONDS, Watching
@@ -78,7 +79,10 @@ class Supervisor:
         self._known = Known()
         self._tasks = Tasks(log)
         self._watching = Watching(machinery, self._known, self._tasks, self._take_up)
-        self._staffing = Staffing(machinery, self._known, self._tasks, self._watching, standby, self._take_up)
+        self._rates = RateSharing(self._known, self._tasks)
+        self._staffing = Staffing(
+            machinery, self._known, self._tasks, self._watching, self._rates, standby, self._take_up
+        )
         self.drains = Drains(self._ask, self._tell_all, lambda: list(self._known.nodes))
 
     async def run(self) -> None:
@@ -258,6 +262,7 @@ class Supervisor:
                 await node.handle.call("register", profile)
             except InvalidConfiguration as error:  # its sessions are told when they call a model; others go on
                 log.warning("model profile %s is refused: %s", profile.name, error)
+        await node.handle.call("share_rates", self._rates.greeting())
         generation, nodes = self._known.told
         if self._tasks.under_way(FENCE) or node.handle.node_id not in nodes:  # it is told with the next generation
             return

@@ -137,6 +137,7 @@ class WatchedGateway(Gateway):
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
         on_response: Callable[[str], None] | None = None,
+        tree: str = "",
     ) -> ModelAnswer:
         session_id, run_id, round_number = split_wait_key(request.wait_key)
         session = self.names.get(session_id, session_id)

@@ -47,7 +47,7 @@ PLAIN = (
 
 UNUSUAL = {
     "follow_ups": "queue", "approve_timeout": None, "approve_default": "reject", "answer_timeout": None,
-    "answer_default": None, "description": "",
+    "answer_default": None, "description": "", "priority": "normal",
 }  # fmt: skip
 """Fields that are left out where they say what is usual, as older versions did."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from .offline import Faults, OfflineServer
 from .policies import load_policy
+from .rate_limit import RateLimit
 
 PARENT_CHECK = 0.5
 """Seconds between two looks at the parent, where the kernel can't tell of its death."""
@@ -27,6 +28,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fault-429", type=float, default=0.0, metavar="SHARE", help="answered with status 429")
     parser.add_argument("--fault-500", type=float, default=0.0, metavar="SHARE", help="answered with status 500")
     parser.add_argument("--fault-cut", type=float, default=0.0, metavar="SHARE", help="cut in the middle")
+    parser.add_argument("--per-minute", type=int, metavar="REQUESTS", help="more are refused with status 429")
     parser.add_argument("--fault-529", type=float, default=0.0, metavar="SHARE", help="answered with status 529")
     parser.add_argument("--fault-stall", type=float, default=0.0, metavar="SHARE", help="silent from the middle on")
     parser.add_argument(
@@ -74,6 +76,7 @@ async def _main(options: argparse.Namespace, parent: int) -> None:
             cut_at=options.cut_at,
         ),
         port=options.port,
+        rate_limit=RateLimit(options.per_minute) if options.per_minute else None,
     )
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -27,6 +27,7 @@ from .messages_api import error_body as message_error
 from .policies import Policy, Refusal, Reply, default_policy, policy_from_script, register_policy
 from .prefixes import Prefixes
 from .protocol import Completion, check_body, compact, error_body
+from .rate_limit import RateLimit
 from .responses import Rendered, response_identifier
 from .responses import chat_body as chat_body_of_response
 from .stored import StoredResponse
@@ -35,6 +36,7 @@ __all__ = [
     "Faults",
     "OfflineServer",
     "Policy",
+    "RateLimit",
     "RecordedRequest",
     "Refusal",
     "Reply",
@@ -143,6 +145,7 @@ class Stats:
         failed: answered with an error, a web page, or half an answer, as a fault or a policy demanded.
         aborted: given up by the client before the end of the answer.
         repeats: requests whose messages were seen before in a request that was not answered with an error.
+        refused: of the failed ones, those beyond the rate limit.
         prompt_tokens, completion_tokens: of all answers begun; `cached_tokens` of the former were found again.
         fetches: requests for responses that are kept, which are not counted otherwise; `missed` of them found none.
         cancelled: responses in background mode that were cancelled before their end.
@@ -160,6 +163,7 @@ class Stats:
     fetches: int = 0
     missed: int = 0
     cancelled: int = 0
+    refused: int = 0
 
     def to_json(self) -> bytes:
         return compact({name: getattr(self, name) for name in Stats.__slots__}).encode()
@@ -176,6 +180,7 @@ class OfflineServer:
         window: tokens of its models' context windows: longer requests are refused as OpenAI does; None for no limit.
         prefix_cache: `cached_tokens` says what of a prompt (tools, then messages) is the beginning of an earlier one of
             the same model, in whole units of 128 tokens, as endpoints with prefix caching do; otherwise it is 0.
+        rate_limit: requests beyond it are refused with status 429; None for no limit.
 
     Attributes:
         requests: the last `RECORDED` chat requests.
@@ -192,6 +197,7 @@ class OfflineServer:
         port: int = 0,
         window: int | None = None,
         prefix_cache: bool = False,
+        rate_limit: RateLimit | None = None,
     ) -> None:
         self.policy = policy or default_policy
         self.window = window
@@ -199,6 +205,7 @@ class OfflineServer:
         self.chunk_delay = chunk_delay
         self.faults = faults or Faults()
         self.port = port
+        self.rate_limit = rate_limit
         self.requests: deque[RecordedRequest] = deque(maxlen=RECORDED)
         self.stats = Stats()
         self._seen: dict[str, int] = {}
@@ -349,6 +356,19 @@ class OfflineServer:
         except ValueError:
             body = None
         self.requests.append(RecordedRequest(body, headers, path))
+        if self.rate_limit is None:
+            return self._answered(body, path)
+        accepted, stated = self.rate_limit.accept(anthropic=path == MESSAGES)
+        if accepted:
+            answer = self._answered(body, path)
+        else:
+            self.change(refused=1)
+            text = "Rate limit reached for requests per min (RPM). Please try again later."
+            answer = Answer(429, "application/json", [_report(path, 429, text, "rate_limit_exceeded")])
+        answer.extra += stated
+        return answer
+
+    def _answered(self, body: Any, path: str) -> Answer:
         number = self.stats.requests + 1
         fault = self.faults.of(number)
         if isinstance(fault, int):
@@ -464,5 +484,9 @@ class OfflineServer:
         if self.faults.retry_after is not None and status in (429, 500, 529):
             seconds = self.faults.retry_after
             extra = f"retry-after: {math.ceil(seconds)}\r\nretry-after-ms: {round(seconds * 1000)}\r\n"
-        body = message_error(status, message) if path == MESSAGES else error_body(status, message, code)
-        return Answer(status, "application/json", [body], extra=extra)
+        return Answer(status, "application/json", [_report(path, status, message, code)], extra=extra)
+
+
+def _report(path: str, status: int, message: str, code: str | None) -> bytes:
+    """The body of an error, in the protocol of the path."""
+    return message_error(status, message) if path == MESSAGES else error_body(status, message, code)

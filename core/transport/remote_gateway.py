@@ -9,6 +9,7 @@ from ..config import ModelProfile
 from ..errors import ServiceGone
 from ..ports import ModelGateway
 from ..protocol import Attached, CallOrigin, Growth
+from ..rates import RateReport, RateShares
 from ..records import ModelAnswer, ModelRequest
 from .remote_node import Attempt
 from .signatures import signature_of
@@ -53,6 +54,14 @@ class RemoteGateway:
     async def release(self, number: str, keys: list[str]) -> None:
         """See `ModelGateway.release`."""
         await self._call(ModelGateway.release, number, keys)
+
+    async def rates(self, number: str, seen: int) -> RateReport:
+        """See `ModelGateway.rates`."""
+        return await self._call(ModelGateway.rates, number, seen)  # type: ignore[no-any-return]
+
+    async def share(self, number: str, shares: RateShares) -> RateReport:
+        """See `ModelGateway.share`."""
+        return await self._call(ModelGateway.share, number, shares)  # type: ignore[no-any-return]
 
     async def heard(self, number: str) -> None:
         """See `ModelGateway.heard`."""

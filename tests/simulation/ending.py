@@ -112,6 +112,8 @@ class Ending:
             self._violated(f"an error reached an event loop: {context.get('message')} {context.get('exception')!r}")
         for text in getattr(self._world.store, "deadlocks", ()):
             self._violated(f"a deadlock: {text}")
+        for text in self._world.endpoint.storms[:1]:
+            self._violated(f"a storm: {text}")
         for text in self._world.endpoint.refused:
             self._violated(f"the endpoint was sent what it refuses: {text}")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from understudy.identifiers import digest
 from understudy.messages import CUT_OFF
 from understudy.testing.policies import Refusal, Reply, content_text, default_policy
 from understudy.testing.protocol import Completion, check_body, error_body
+from understudy.testing.rate_limit import MINUTE, RateLimit
 from understudy.testing.responses import chat_body
 
 from . import commands, typed
@@ -33,6 +35,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
     Attributes:
         calls: how often each model call was made, by its wait key: one that is made again is paid again.
         refused: what was not acceptable to a real endpoint; must stay empty.
+        storms: minutes with far more requests than its limit; must stay empty.
         takes_formats: it knows response formats.
         kept: the responses that it makes in the background; None: it speaks chat completions.
     """
@@ -41,7 +44,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
 
     def __init__(
         self, chosen: random.Random, odd: random.Random, lengths: random.Random, note: Callable[[str], None],
-        trouble: float, stuck: float, forms: random.Random,
+        trouble: float, stuck: float, forms: random.Random, limit: int = 0,
     ) -> None:  # fmt: skip
         self.takes_formats = forms.random() < 0.7
         self._forms = forms
@@ -54,6 +57,27 @@ class Endpoint(httpx2.AsyncBaseTransport):
         self.trouble = trouble
         self.calls: Counter[str] = Counter()
         self.refused: list[str] = []
+        self.storms: list[str] = []
+        self._limit = RateLimit(limit) if limit else None
+        self._arrived: deque[float] = deque()
+
+    def _limited(self) -> httpx2.Response | None:
+        """The response to a request beyond the limit. All that arrive are counted: their number is bounded, too."""
+        if self._limit is None:
+            return None
+        now = time.monotonic()
+        self._arrived.append(now)
+        while now - self._arrived[0] >= MINUTE:
+            self._arrived.popleft()
+        bound = STORM * self._limit.per_minute + STARTS
+        if len(self._arrived) > bound:
+            self.storms.append(f"{len(self._arrived)} requests within a minute, of {self._limit.per_minute}")
+        accepted, headers = self._limit.accept()
+        if accepted:
+            return None
+        self._note("the endpoint refuses a request beyond its limit")
+        stated = dict(line.split(": ", 1) for line in headers.split("\r\n") if line)
+        return httpx2.Response(429, content=error_body(429, "rate limit"), headers={**JSON, **stated})
 
     def count(self, wait_key: str) -> None:
         """A model call is made."""
@@ -69,6 +93,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
         given = json.loads(request.content)
         body = given if kept is None else chat_body(given)
         key = digest(json.dumps(body["messages"], sort_keys=True))
+        if (limited := self._limited()) is not None:
+            return limited
         fault = self._chosen.random() < self.trouble
         kind = self._chosen.choice(("500", "429", "connect", "cut", "slow")) if fault else ""
         try:
@@ -132,6 +158,10 @@ class Endpoint(httpx2.AsyncBaseTransport):
     async def aclose(self) -> None:
         pass
 
+
+STORM, STARTS = 1.5, 10
+"""No minute has more requests than so many times the limit, and so many for gateways that are started: a node that is
+cut off has an equal part beside the others, and a gateway's first request goes at once."""
 
 CUT_SHORT = 0.1
 """How many replies reach their longest length."""

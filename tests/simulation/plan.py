@@ -128,6 +128,7 @@ class Plan:
         calm: nobody loses the CPU by chance.
         astray: share of the requests that clients send to another node than the session's, as it was known once.
         stuck: share of the model calls that take very long, unless they are made again.
+        limit: requests that the endpoint takes in any minute; 0 for any number. The profile says so if it is even.
         reports: tools report what they do, and clients follow the answers as they stream.
         responses: the endpoint makes responses in the background, and keeps them.
         forked: share of the frames whose tools leave a process that keeps the frame's connections open: nobody hears of
@@ -148,6 +149,7 @@ class Plan:
     stuck: float = 0.0
     forked: float = 0.0
     reports: bool = False
+    limit: int = 0
     responses: bool = False
 
     def to_json(self) -> str:
@@ -168,7 +170,8 @@ class Plan:
         """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; which calls are slow
         (`slow commit`); and what happens at which event (`kill_frame at tool_started`)."""
         found = {"machines"} if self.machines > 1 else set()
-        found |= {name for name in ("astray", "stuck", "forked", "reports", "responses") if getattr(self, name)}
+        simple = ("astray", "stuck", "forked", "reports", "limit", "responses")
+        found |= {name for name in simple if getattr(self, name)}
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
         found |= {f"slow {fault.method}" for fault in self.faults if fault.kind == "slow_calls"}
@@ -836,6 +839,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = some_guarded(random.Random(f"{seed}/guards"), work)
     work = some_handed_off(random.Random(f"{seed}/handoffs"), work)
     forks = random.Random(f"{seed}/forked")
+    limits = random.Random(f"{seed}/limit")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
         wrong, window,
@@ -844,5 +848,6 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         stuck=0.2 if stuck.random() < (0.5 if loses else 0.05) else 0.0,
         forked=forks.choice((0.3, 1.0)) if forks.random() < 0.15 else 0.0,
         reports=random.Random(f"{seed}/reports").random() < 0.3,
+        limit=limits.choice((30, 31, 60, 61, 240)) if limits.random() < 0.2 else 0,
         responses=random.Random(f"{seed}/responses").random() < 0.2,
     )  # fmt: skip

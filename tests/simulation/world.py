@@ -9,7 +9,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -95,7 +95,7 @@ class World:
         self.endpoint = Endpoint(
             random.Random(f"{plan.seed}/endpoint"), random.Random(f"{plan.seed}/odd"),
             random.Random(f"{plan.seed}/lengths"), self.note, plan.endpoint_trouble, plan.stuck,
-            random.Random(f"{plan.seed}/forms"),
+            random.Random(f"{plan.seed}/forms"), plan.limit,
         )  # fmt: skip
         if plan.responses:
             self.endpoint.kept = Responses(self, random.Random(f"{plan.seed}/kept responses"))
@@ -148,8 +148,10 @@ class World:
 
     @property
     def profile(self) -> ModelProfile:
-        """The model profile of all agents."""
-        return PROFILE if self.plan.responses else ModelProfile("offline", "key", "http://endpoint/v1")
+        """The model profile of all agents. It says the endpoint's limit if that is even; gateways learn an odd one."""
+        profile = PROFILE if self.plan.responses else ModelProfile("offline", "key", "http://endpoint/v1")
+        given = float(self.plan.limit) if self.plan.limit and self.plan.limit % 2 == 0 else None
+        return replace(profile, requests_per_minute=given)
 
     def incarnation(self, session_id: str) -> int:
         """A session's incarnation as it is committed now; 0 if there is none."""

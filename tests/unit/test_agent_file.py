@@ -233,6 +233,7 @@ parallel_tools = 2
 max_depth = 2
 deadline = 60
 stall = 30
+priority = "high"
 parameters = { temperature = 0 }
 budget = [{ tokens = 1000, cost = 0.5, children = 3, depth = 2, seconds = 60 }, { scope = "run", rounds = 4 }]
 restart_type = "transient"

@@ -23,10 +23,10 @@ from understudy.errors import (
     ModelUnavailable,
 )
 from understudy.gateway.adapters import Malformed
+from understudy.gateway.backoff import retry_after_seconds
 from understudy.gateway.chat import Completion
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.sse import EventStream
-from understudy.gateway.tries import retry_after_seconds
 from understudy.messages import Usage
 from understudy.streams import CALL, REASONING, TEXT, Part, Piece
 from understudy.testing.offline import Faults, OfflineServer, Refusal, Reply, policy_from_script

@@ -64,6 +64,7 @@ class Endpoint(Gateway):
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
         on_response: Callable[[str], None] | None = None,
+        tree: str = "",
     ) -> ModelAnswer:
         assert on_delta is not None
         assert on_restart is not None

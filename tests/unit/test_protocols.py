@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.actors.conversation import Conversation
+from understudy.config import Fallback, ModelProfile
 from understudy.errors import ContextOverflow, ModelProtocolError, ModelRefused, ModelUnavailable
 from understudy.gateway.adapters import EndpointError, Malformed
 from understudy.gateway.anthropic import MessageReading
@@ -17,10 +18,11 @@ from understudy.gateway.anthropic_input import BEGIN, body_of, identifier
 from understudy.gateway.provider_data import without_provider_data
 from understudy.json_text import from_json, to_json
 from understudy.messages import PROVIDER_DATA, Message, ToolCall
+from understudy.rates import Rates
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import CALL, REASONING, TEXT, Piece
 from understudy.testing.messages_api import chat_body
-from understudy.testing.offline import MESSAGES, Faults, OfflineServer, Refusal, policy_from_script
+from understudy.testing.offline import MESSAGES, Faults, OfflineServer, RateLimit, Refusal, policy_from_script
 
 from ..endpoints import KEY, added_up, endpoint, failure_of, gateway, http_answer, request
 
@@ -340,3 +342,24 @@ def test_malformed_events_never_crash(data: st.DataObject) -> None:
         except (Malformed, EndpointError):
             return
     _ = reading.complete, reading.content, reading.tool_calls, reading.extra, reading.usage
+
+
+# Rate limits
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_limits_are_learned_and_kept_through_every_protocol(protocol: str) -> None:
+    """Given an endpoint with a limit that nobody has given, then it is learned from the first answer's headers, and a
+    request that is refused waits for another turn, which is no reason to ask a fallback."""
+    with OfflineServer(rate_limit=RateLimit(2, window=1.0)) as server:
+        async with gateway(server.url, protocol=protocol, fallbacks=(Fallback("q"),)) as model:
+            model.register(ModelProfile("q", KEY, server.url))
+            answers = [await model.call(request("0"))]
+            (use,) = [use for use in model.limits.report().uses if use.profile == "p"]
+            assert use.limit == Rates(2.0, None)
+            server.rate_limit = None
+            server.faults = Faults(fail_first=2, fail_status=429, retry_after=0.1)
+            model.limits.of("p").update(ModelProfile("p", KEY, requests_per_minute=6_000.0))
+            answers.append(await model.call(request("1", deadline=5.0)))
+    assert [(answer.profile, answer.retries) for answer in answers] == [("", 0), ("", 1)]
+    assert server.stats.failed == 1

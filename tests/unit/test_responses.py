@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from understudy.actors.conversation import Conversation
 from understudy.config import ModelProfile
@@ -297,6 +299,27 @@ async def test_another_gateway_fetches_the_response() -> None:
     assert answer.response_id == heard.words[0]
     assert again.words == []  # its id is known
     assert again.text == answer.content == "I look. " * 20
+
+
+async def test_a_fetch_needs_a_place_but_no_turn_of_the_limit() -> None:
+    """Given a limit that is stopped, then a response that the endpoint keeps is fetched at once, with one of the places
+    and without another request to the model, and the limit knows nothing of it."""
+    with OfflineServer() as server:
+        async with responses(server.url, background=True) as first:
+            asked = request("x", deadline=5.0)
+            made = await first.call(asked)
+        async with responses(server.url, background=True, max_concurrency=1, requests_per_minute=60.0) as second:
+            admission = second.limits.of("p")
+            admission._line("").pace.refuse(60.0, 0.0, time.monotonic())
+            async with admission.turn(asked, "t", fetches=True):
+                call = asyncio.create_task(second.call(replace(asked, response_id=made.response_id)))
+                done, _ = await asyncio.wait((call,), timeout=0.1)
+                assert not done  # the only place is taken
+            answer = await call
+            (use,) = second.limits.report().uses
+    assert answer.content == made.content
+    assert server.stats.requests == 1
+    assert (use.waiting, use.used.requests) == (0, 0.0)
 
 
 async def test_a_response_that_is_lost_is_asked_for_anew() -> None:
