@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from understudy.errors import ToolError
 
 from .parameters import ToolContext
@@ -23,6 +25,9 @@ CONTEXT = "the call's context"
 
 MAX_ANSWER_BYTES = 7_000_000
 """A longer answer is none: its text is cut to `execution.MAX_RESULT_CHARACTERS` in the sandbox."""
+
+KEPT_HERE = ("confinement", "skill_files", "web", "_reporting", "_commands")
+"""What of the context is not sent as it is: objects of this process."""
 
 _PROGRAM = """
 import json, sys
@@ -41,19 +46,22 @@ def in_sandbox(spec: dict[str, Any]) -> Callable[..., Coroutine[Any, Any, Result
         told = {
             field.name: getattr(context, field.name)
             for field in dataclasses.fields(context)
-            if field.name not in ("confinement", "web", "_reporting")
+            if field.name not in KEPT_HERE
         }
+        skills = await context.skills_directory()
         workspace = None if context.workspace is None else str(Workspace(context.workspace).root)
         import_path = [entry for entry in sys.path if os.path.isabs(entry)]
         request = {
             "spec": {name: value for name, value in spec.items() if name != "sandbox"},
             "arguments": arguments, "context": {**told, "workspace": workspace}, "import_path": import_path,
+            "skills": skills, "web": msgspec.to_builtins(context.web),
         }  # fmt: skip
         # -I: nothing is imported from the current directory, nor from where PYTHONPATH points. Its time is `execute`'s.
         ended = await run_confined(
             [sys.executable, "-I", "-c", _PROGRAM], workspace, context.confinement, seconds=None,
             kept=MAX_ANSWER_BYTES, variables={"TRACEPARENT": context.traceparent} if context.traceparent else {},
-            code=list(_code(spec["source"]["import"], import_path)), sent=json.dumps(request).encode(),
+            code=[*_code(spec["source"]["import"], import_path), *([skills] if skills is not None else [])],
+            sent=json.dumps(request).encode(),
         )  # fmt: skip
         return _content(spec["name"], ended.code, ended.output)
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from understudy import AgentSpec, WebPolicy
 from understudy.actors.execution import Outcome, bind, execute
 from understudy.actors.sandbox import bubblewrap_problem
 from understudy.actors.tools import ToolContext, describe, load, tool
 from understudy.confinement import Confinement
 from understudy.errors import InvalidSpec
+from understudy.testing import LocalCluster
 
 pytestmark = pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem()))
 
@@ -48,6 +50,12 @@ def paint(color: Color, context: ToolContext, times: int = 1) -> dict:
         "color": color.name, "times": times, "call": context.call_key, "directory": os.getcwd(), "pid": os.getpid(),
         "beside": sorted(os.listdir(beside)), "value": beside_sandboxed.VALUE, "secret": "SECRET" in os.environ,
     }
+
+
+@tool(sandbox=True)
+async def look(context: ToolContext) -> list:
+    skills = await context.skills_directory()
+    return [context.call_id, context.web and context.web.allow, skills and open(f"{skills}/pdf/a.txt").read()]
 
 
 @tool(sandbox=True)
@@ -124,6 +132,20 @@ async def test_a_call_is_as_any_other(module: ModuleType, workspace: Path, backe
     assert found.pop("secret") is not confined
     assert found == {"color": "red", "times": 2, "call": "s/c", "directory": str(workspace), "value": 7}
     assert (await call(module.paint, '{"color": "green"}', workspace, backend)).outcome == "invalid"
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_session_calls_it(module: ModuleType, workspace: Path, tmp_path: Path, more: bool) -> None:
+    """In a session as well the tool knows its call, what the agent may fetch, and where the files of its skills are."""
+    (tmp_path / "skills" / "pdf").mkdir(parents=True)
+    (tmp_path / "skills" / "pdf" / "SKILL.md").write_text("---\nname: pdf\ndescription: Fill it.\n---\nFill it.")
+    (tmp_path / "skills" / "pdf" / "a.txt").write_text("a file")
+    skills, web = ((str(tmp_path / "skills"),), WebPolicy(allow=["example.org"])) if more else ((), None)
+    spec = AgentSpec(name="a", tools=[module.look], workspace=str(workspace), skills=skills, web=web)
+    with LocalCluster() as cluster:
+        run = cluster.spawn(spec).send("call look {}", run_id="r")
+        said = run.result(60, check=True).text.removeprefix("offline: ")
+    assert json.loads(said) == ["r/1/0", ["example.org"] if more else None, "a file" if more else None]
 
 
 @pytest.mark.thorough
