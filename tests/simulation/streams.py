@@ -103,7 +103,7 @@ class Heard:
         for told in self._of(event.run_id or "").rest(event, message):
             self._told(told)
         parts = self._parts.pop(event.request_key.rpartition("/")[0], {})
-        extra = message.extra or {}
+        extra = (message.extra or {}).get("provider") or {}
         thought = next((extra[name] for name in REASONING_FIELDS if isinstance(extra.get(name), str)), "")
         whole = {(TEXT, 0): message.text, (REASONING, 0): thought}
         whole |= {(CALL, index): call.arguments for index, call in enumerate(message.tool_calls)}
