@@ -281,7 +281,7 @@ async def test_content_leaves_only_when_asked_for(tmp_path: Path, asked_for: boo
     look = [("look", {"path": str(tmp_path / "notes"), "text": "the heron's arguments"})]
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans", telemetry=telemetry) as kernel:
         await kernel.run("s", k.spec(k.script(look, "the heron's answer"), [k.look]), PRIVATE)
-    (file,) = (tmp_path / "spans").iterdir()
+    (file,) = (tmp_path / "spans").glob("*.jsonl")
     exported = file.read_text()
     events = "".join(path.read_text() for path in (tmp_path / "log").iterdir())
     assert "heron" not in events

@@ -116,7 +116,8 @@ def test_what_a_provider_made_of_an_answer_is_in_the_log(protocol: str, tmp_path
                 told = list(run)
                 assert run.result(30, check=True).text == "Seen."
             assert not [event for event in told if isinstance(event, StreamRestarted)]
-            thoughts = "".join(event.text for event in told if isinstance(event, ReasoningDelta))
+            deltas = sorted((e for e in told if isinstance(e, ReasoningDelta)), key=lambda delta: delta.request_key)
+            thoughts = "".join(event.text for event in deltas)
             assert thoughts == "Hm. " * 30 + "Well."
         sent = [json.dumps(recorded.body) for recorded in server.requests]
     mark = {"chat": '"reasoning_content": "Hm.', "responses": "encrypted_content", "anthropic": '"signature"'}[protocol]
