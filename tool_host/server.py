@@ -294,7 +294,7 @@ class Server:
                 self._transport(end), mode="auto", cache=None, client_info=CLIENT,
                 list_roots_callback=self._roots if self.configuration.workspace else None,
             ) as client:  # fmt: skip
-                client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]
+                client.session.validate_tool_result = _unchecked  # type: ignore[method-assign,assignment]
                 self._client = client
                 if not ready.done():
                     ready.set_result(None)

@@ -37,7 +37,7 @@ class FrontMatter:
         return None
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Without aliases: by these a few lines stand for any amount of data."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
