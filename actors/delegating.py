@@ -12,6 +12,7 @@ from understudy.messages import storable
 from understudy.skills import LOAD_SKILL
 from understudy.windows import known_window
 
+from .argument_schemas import EXPENSIVE, MOST_SCHEMAS
 from .output_schemas import is_bounded, output_for, schemas
 
 THERE_ARE = " There are:"
@@ -24,12 +25,6 @@ LONGEST_SCHEMA = 20_000
 """Characters, as JSON."""
 
 OUTPUT_RETRIES = 2
-
-EXPENSIVE = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties")
-"""Keywords with which a schema that a model wrote could keep a process busy for ever: no person has reviewed it."""
-
-MOST_SCHEMAS = 10_000
-"""So many schemas a validator may have to look at for the values of an answer (`is_bounded`)."""
 
 SHOWN_PROBLEMS, SHOWN_PROBLEM = 10, 300
 """So much is told of what is wrong with a schema."""

@@ -32,7 +32,6 @@ HEADERS = {
     "Connection": "close",
 }
 TEXTS = re.compile(r"text/.*|application/(json|xml|javascript|yaml|x-yaml|toml|.*\+(json|xml))")
-META = re.compile(rb"<meta[^>]{0,200}charset=[\"']?([A-Za-z0-9_-]{1,40})")
 ATTACHED = re.compile(r"image/(png|jpeg|gif|webp)|application/pdf")
 
 
@@ -43,7 +42,7 @@ def answer(request: bytes) -> bytes:
         page = fetch(wanted.url, wanted.rules)
     except ToolError as error:
         page = Page(problem=error.message)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # the last of a redirect to what is no URL, say
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
         page = Page(problem=f"it could not be fetched: {text[:300]}")
     return msgspec.json.encode(page)

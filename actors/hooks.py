@@ -25,6 +25,7 @@ from understudy.messages import INTERRUPTED, NEVER, Message, encodable
 from understudy.records import CallState, ModelRequest
 
 from .approval import Permitted
+from .argument_schemas import argument_validator
 from .code import fingerprint, had_from, sourced, unloadable
 from .directives import (
     ALLOWED,
@@ -423,11 +424,10 @@ def arguments_of(text: str) -> dict[str, Any] | None:
 
 def _fitting(spec: dict[str, Any], tool: dict[str, Any], wanted: Replace) -> str:
     """The arguments that a hook gave, as JSON text. Raises `HookFailed` where the tool does not take such."""
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-
     try:
         text = json.dumps(wanted.arguments, allow_nan=False)
-        problem = next(Draft202012Validator(tool["parameters"]).iter_errors(json.loads(text)), None)
+        validator = argument_validator(tool["parameters"], from_server="mcp" in tool["source"])
+        problem = next(validator.iter_errors(json.loads(text)), None)
     except Exception as error:  # what JSON can't say, or the schema's own recursion
         raise HookFailed(f"the hook {spec['name']} failed: its arguments can't be used: {error}") from error
     if problem is not None:

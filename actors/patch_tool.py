@@ -7,13 +7,12 @@ patch does so, and the function that finds out what became of a call in doubt.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from dataclasses import dataclass
 
 import msgspec
 
-from understudy.errors import ToolError
+from understudy.errors import ToolError, WorkspaceViolation
 
 from .patch_format import ADD, DELETE, Change, parse_patch, patched
 from .tools import ToolContext, tool
@@ -48,7 +47,7 @@ class Pending(msgspec.Struct, frozen=True):
     path: str
     before: str
     after: str
-    data: str = ""
+    data: bytes = b""
 
 
 class Journal(msgspec.Struct, frozen=True):
@@ -128,7 +127,7 @@ def _apply(workspace: Workspace, changes: list[Change], call_key: str) -> str:
         raise ToolError(f"the patch is too large: at most {MAX_STEPS} files, {MAX_PATCHED_BYTES} bytes in all")
     summary = _summary(changes)
     if len(steps) > 1:
-        pending = [Pending(step.path, _digest(step.before), _digest(step.after), _packed(step.after)) for step in steps]
+        pending = [Pending(step.path, _digest(step.before), _digest(step.after), step.after or b"") for step in steps]
         content = msgspec.json.encode(Journal(call_key, summary, pending))
         workspace.replace_file(workspace.resolve(JOURNAL), content)
     taken: list[Step] = []
@@ -220,13 +219,17 @@ def _fits(content: bytes, change: Change) -> bool:
 
 
 def _journal(workspace: Workspace) -> Journal | None:
-    """The journal of a process that died; the lock says that it did. One that can't be read was not of a patch."""
-    content = _read(workspace, JOURNAL, limit=8 * MAX_PATCHED_BYTES)
+    """The journal of a process that died; the lock says that it did. One that can't be read, or has paths that no patch
+    can have, was not of a patch: commands can write that file as well."""
+    content = _read(workspace, JOURNAL, limit=2 * MAX_PATCHED_BYTES)
     if content is None:
         return None
     try:
-        return msgspec.json.decode(content, type=Journal)
-    except msgspec.MsgspecError:
+        journal = msgspec.json.decode(content, type=Journal)
+        for step in journal.steps:
+            workspace.resolve(step.path)
+        return journal
+    except (msgspec.MsgspecError, WorkspaceViolation):
         workspace.remove_file(workspace.resolve(JOURNAL))
         return None
 
@@ -237,7 +240,7 @@ def _finish(workspace: Workspace, journal: Journal) -> list[str]:
     for step in journal.steps:
         found = _digest(_read(workspace, step.path))
         if found == step.before != step.after:
-            _write(workspace, step.path, base64.b64decode(step.data) if step.after else None)
+            _write(workspace, step.path, step.data if step.after else None)
         elif found != step.after:
             others.append(step.path)
     workspace.remove_file(workspace.resolve(JOURNAL))
@@ -278,7 +281,3 @@ def _summary(changes: list[Change]) -> str:
 
 def _digest(content: bytes | None) -> str:
     return "" if content is None else hashlib.sha256(content).hexdigest()
-
-
-def _packed(content: bytes | None) -> str:
-    return base64.b64encode(content or b"").decode()

@@ -23,11 +23,11 @@ from .workspace import Workspace
 CONTEXT = "the call's context"
 """The argument that takes the `ToolContext`; no parameter can have such a name."""
 
+ONLY_HERE = frozenset({"confinement", "skill_files", "web", "_reporting", "_commands"})
+"""Fields of the context that a call in the sandbox is not given: they lead to the session's process and its node."""
+
 MAX_ANSWER_BYTES = 7_000_000
 """A longer answer is none: its text is cut to `execution.MAX_RESULT_CHARACTERS` in the sandbox."""
-
-KEPT_HERE = ("confinement", "skill_files", "web", "_reporting", "_commands")
-"""What of the context is not sent as it is: objects of this process."""
 
 _PROGRAM = """
 import json, sys
@@ -46,7 +46,7 @@ def in_sandbox(spec: dict[str, Any]) -> Callable[..., Coroutine[Any, Any, Result
         told = {
             field.name: getattr(context, field.name)
             for field in dataclasses.fields(context)
-            if field.name not in KEPT_HERE
+            if field.name not in ONLY_HERE
         }
         skills = await context.skills_directory()
         workspace = None if context.workspace is None else str(Workspace(context.workspace).root)

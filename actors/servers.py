@@ -124,7 +124,7 @@ class Servers:
                 host = await self._node.tool_host(self._frame_id, self._window.activation)
         return LoadedTool(
             name=spec["name"], function=partial(self._call, call, spec, host, answer), is_async=True,
-            parameters=spec["parameters"],
+            parameters=spec["parameters"], from_server=True,
         )  # fmt: skip
 
     def answered(self, call: CallState, outcome: Outcome) -> Outcome | None:

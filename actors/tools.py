@@ -329,6 +329,7 @@ class LoadedTool:
         reconcile: finds out what became of a call; None where the specification does not say so, or the function that
             did is gone: nobody knows then, and that is what the model is told.
         converted: parameters whose values pydantic builds, with their types.
+        from_server: the schema is an MCP server's.
     """
 
     name: str
@@ -338,13 +339,14 @@ class LoadedTool:
     context_parameter: str | None = None
     reconcile: Callable[..., Any] | None = None
     converted: dict[str, Any] = field(default_factory=dict)
+    from_server: bool = False
 
     @cached_property
     def validator(self) -> Any:
-        """The compiled JSON schema; `iter_errors(arguments)` yields every mistake."""
-        from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+        """See `argument_validator`."""
+        from .argument_schemas import argument_validator
 
-        return Draft202012Validator(self.parameters)
+        return argument_validator(self.parameters, from_server=self.from_server)
 
     @cached_property
     def adapters(self) -> dict[str, Any]:

@@ -12,8 +12,12 @@ from understudy.errors import ToolError
 
 PORTS = {"http": 80, "https": 443}
 
-TRANSLATED = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
-"""Networks of NAT64 (RFC 6052, RFC 8215): an address in them stands for the IPv4 address in its last 32 bits."""
+TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+"""The network of NAT64 (RFC 6052): an address in it stands for the IPv4 address in its last 32 bits."""
+
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+"""All that is assigned of the public IPv6 network. Python counts others as public, too: site-local addresses
+(fec0::/10), and those of NAT64 within a site (64:ff9b:1::/48), of which only the site knows for what they stand."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -116,8 +120,10 @@ def is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
-        if inner is None and any(found in network for network in TRANSLATED):
+        if inner is None and found in TRANSLATED:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
+        if found not in GLOBAL_UNICAST:
+            return False
     return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)

@@ -51,6 +51,7 @@ class Server:
             "secret": (self.secret, {}, {}),
             "grow": (self.grow, {}, {}),
             "roots": (self.roots, {}, {}),
+            "untrue": (self.untrue, {}, {}),
         }
         self._asked: dict[str, Any] = {}
         self._answered = threading.Event()
@@ -119,6 +120,10 @@ class Server:
         self._answered.wait(10.0)
         return json.dumps(self._asked)
 
+    def untrue(self) -> str:
+        """Answer otherwise than the schema of its output says."""
+        return "text"
+
     # The protocol.
 
     def run(self) -> None:
@@ -166,7 +171,8 @@ class Server:
     def _described(self, name: str) -> dict[str, Any]:
         function, properties, hints = self._tools[name]
         schema = {"type": "object", "properties": properties, "required": list(properties)}
-        return {"name": name, "description": function.__doc__, "inputSchema": schema, "annotations": hints}
+        described = {"name": name, "description": function.__doc__, "inputSchema": schema, "annotations": hints}
+        return {**described, "outputSchema": schema} if name == "untrue" else described
 
     def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:

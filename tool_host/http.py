@@ -37,7 +37,11 @@ AWAY = (502, 503, 504)
 
 
 async def _bound(response: httpx2.Response) -> None:
-    """Streams of events are bounded by event, by the `mcp` package."""
+    """Streams of events are bounded by event, by the `mcp` package. Nothing is unpacked: a few bytes could become any
+    number of them."""
+    packed = response.headers.get("content-encoding", "identity")
+    if packed != "identity":
+        raise httpx2.ReadError(f"the answer is packed ({packed[:40]!r}), which was not asked for")
     if response.status_code in AWAY:
         raise httpx2.ReadError(f"the server is not reached: status {response.status_code}")
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -49,6 +53,8 @@ async def _bound(response: httpx2.Response) -> None:
 async def by_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
     """A transport of the `mcp` package."""
     timeout = httpx2.Timeout(CONNECT_SECONDS, read=READ_SECONDS)
-    client = httpx2.AsyncClient(headers=dict(headers), timeout=timeout, event_hooks={"response": [_bound]})
+    client = httpx2.AsyncClient(
+        headers={**headers, "accept-encoding": "identity"}, timeout=timeout, event_hooks={"response": [_bound]}
+    )
     async with client, streamable_http_client(url, http_client=client, max_sse_event_size=LONGEST_MESSAGE) as streams:
         yield streams

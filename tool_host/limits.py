@@ -11,6 +11,9 @@ LONGEST_CONTENT = 1_000_000
 MOST_TOOLS = 512
 """Tools of one server."""
 
+LONGEST_NAME = 200
+"""Characters of a tool's name."""
+
 LONGEST_DESCRIPTION = 10_000
 """Characters of a tool's description."""
 

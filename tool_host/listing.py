@@ -18,6 +18,7 @@ from .limits import (
     LONGEST_CONTENT,
     LONGEST_DESCRIPTION,
     LONGEST_LIST,
+    LONGEST_NAME,
     LONGEST_SCHEMA,
     MOST_PAGES,
     MOST_TOOLS,
@@ -88,6 +89,8 @@ async def _pages(page: Callable[[str | None], Awaitable[Any]], items: Callable[[
 
 def _described(tool: McpTool) -> tuple[ServerTool | None, str]:
     """A tool, or why it can't be used."""
+    if len(tool.name) > LONGEST_NAME:
+        return None, "its name is too long"
     schema = tool.input_schema if isinstance(tool.input_schema, dict) else {}
     if len(json.dumps(schema)) > LONGEST_SCHEMA:
         return None, "its schema is too long"

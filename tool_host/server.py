@@ -294,6 +294,7 @@ class Server:
                 self._transport(end), mode="auto", cache=None, client_info=CLIENT,
                 list_roots_callback=self._roots if self.configuration.workspace else None,
             ) as client:  # fmt: skip
+                client.session.validate_tool_result = _unchecked  # type: ignore[method-assign,assignment]
                 self._client = client
                 if not ready.done():
                     ready.set_result(None)
@@ -343,6 +344,11 @@ class Server:
     def _last_words(self) -> str:
         words = self._process.errors.tail() if self._process is not None else ""
         return f"It wrote last: {words[-500:]}" if words else ""
+
+
+async def _unchecked(_tool: str, _result: Any) -> None:
+    """A result is not compared with the output schema that its server has for it: nothing here relies on that, and a
+    hostile schema could keep this process, and so all servers of the node, busy for ever."""
 
 
 async def _asked_for(client: Client, call: ServerCall) -> tuple[bool, str]:

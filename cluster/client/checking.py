@@ -7,7 +7,8 @@ from typing import Any
 from understudy.actors.hooks import describe_hook
 from understudy.actors.providers import describe_provider
 from understudy.actors.sandbox import sandbox_here as sandbox_here
-from understudy.actors.tools import describe
+from understudy.actors.tools import TOOL_GROUPS, describe
+from understudy.commands import START_COMMAND
 from understudy.errors import InvalidSpec
 from understudy.spec import AgentSpec
 
@@ -58,8 +59,12 @@ def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False)
 
 def sandbox_for(spec: AgentSpec) -> str | None:
     """Whether the sandbox that an agent needs, or one that it names, works on this machine; None if none needs one."""
-    needed = spec.sandbox.backend != "none" and any(
-        tool == "bash" or getattr(getattr(tool, "__understudy_tool__", None), "sandbox", False) for tool in spec.tools
-    )
+    needed = spec.sandbox.backend != "none" and any(map(_is_sandboxed, spec.tools))
     others = (sandbox_for(other) for other in (*spec.agents, *spec.handoffs) if not isinstance(other, str))
     return sandbox_here() if needed else next((found for found in others if found), None)
+
+
+def _is_sandboxed(tool: Any) -> bool:
+    if isinstance(tool, str):
+        return not {"bash", START_COMMAND}.isdisjoint(TOOL_GROUPS.get(tool, (tool,)))
+    return bool(getattr(getattr(tool, "__understudy_tool__", None), "sandbox", False))

@@ -37,8 +37,18 @@ class FrontMatter:
         return None
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Without aliases: by these a few lines stand for any amount of data."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            problem = "aliases (`*name`) can't be used: write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
 def read_front_matter(text: str, name: str) -> FrontMatter:
-    """Read a text with fields above it. The fields are plain data: YAML's tags for objects are refused.
+    """Read a text with fields above it. The fields are plain data: YAML's tags for objects and its aliases are refused.
 
     Args:
         name: of the text, for errors.
@@ -49,7 +59,7 @@ def read_front_matter(text: str, name: str) -> FrontMatter:
     found = split(text)
     if found is None:
         raise InvalidInput(f"{name} must begin with fields between two lines of `---`")
-    loader = yaml.SafeLoader(found[0])
+    loader = _Loader(found[0])
     try:
         node = loader.get_single_node()
         lines = dict(_lines(node, "")) if node is not None else {}

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from understudy.actors.execution import Outcome, bind, execute
 from understudy.actors.skills import Skills, described
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, ToolContext, builtin, describe, load, tool_names
+from understudy.actors.web_rules import WebRules
 from understudy.confinement import confinement_of
 from understudy.errors import InvalidInput, ToolError
 from understudy.identifiers import new_identifier
@@ -124,7 +127,8 @@ def try_tool(
     context = ToolContext(
         session_id=f"{TRIED}-{new_identifier()}", run_id=TRIED, round=1, call_id=f"{TRIED}/1/0", epoch=1,
         agent=whole.get("name", TRIED), workspace=directory, skill_files=Skills(described(whole), read),
-        confinement=confinement_of(whole), _reporting=reporting,
+        confinement=confinement_of(whole), web=msgspec.convert(whole["web"], WebRules) if "web" in whole else None,
+        _reporting=reporting,
     )  # fmt: skip
     tool = load(spec, blobs.__getitem__, kept.had)
     keywords = bind(tool, arguments, context)

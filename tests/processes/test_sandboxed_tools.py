@@ -20,11 +20,15 @@ from understudy import AgentSpec, WebPolicy
 from understudy.actors.execution import Outcome, bind, execute
 from understudy.actors.sandbox import bubblewrap_problem
 from understudy.actors.tools import ToolContext, describe, load, tool
+from understudy.actors.web_rules import WebRules
 from understudy.confinement import Confinement
 from understudy.errors import InvalidSpec
 from understudy.testing import LocalCluster
 
 pytestmark = pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem()))
+
+SESSIONS_OWN: Any = object()
+"""In place of what a session's context leads to: nothing of it can be sent to another process."""
 
 MODULE = """
 import asyncio
@@ -108,7 +112,8 @@ async def call(
     (spec,), _ = describe(function, pickle=None)
     context = ToolContext(
         session_id="s", run_id="r", round=1, call_id="c", epoch=1, agent="a", workspace=str(workspace),
-        confinement=Confinement(backend=backend),
+        confinement=Confinement(backend=backend), skill_files=SESSIONS_OWN, web=WebRules(), _reporting=SESSIONS_OWN,
+        _commands=SESSIONS_OWN,
     )  # fmt: skip
     loaded = load(spec, {}.__getitem__, None)
     keywords = bind(loaded, arguments, context)

@@ -14,12 +14,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
+from mcp_types import Tool as McpTool
 
 from understudy.errors import ServiceGone, ToolError
-from understudy.tool_host import hosted_servers, server
+from understudy.tool_host import hosted_servers, http, server
 from understudy.tool_host.hosted_servers import HostedServers, make_server
+from understudy.tool_host.listing import _described
 from understudy.tool_host.server import Server
 from understudy.tool_hosting import ServerAnswer, ServerCall, ServerConfiguration, ServerTools
 
@@ -304,6 +307,28 @@ async def test_a_start_that_nobody_waits_for_any_more_serves_the_next_one(tmp_pa
         await asyncio.wait((first,))
         assert (await made.tools(slowly)).error == ""
     assert made.calls() == ["start"]
+
+
+async def test_the_schema_of_an_output_is_not_looked_at(tmp_path: Path) -> None:
+    """A result counts as it is: a server's schema for it, which may take for ever to check, is not used."""
+    async with stage(tmp_path) as made:
+        await made.tools()
+        answer = await made.call("untrue")
+        assert (answer.outcome, answer.content) == ("ok", "text")
+
+
+def test_a_tool_with_an_endless_name_is_left_out() -> None:
+    """The lists that are kept of a server have names that a person can read."""
+    assert _described(McpTool(name="n" * 201, input_schema={})) == (None, "its name is too long")
+    assert _described(McpTool(name="n" * 200, input_schema={}))[0] is not None
+
+
+async def test_a_packed_answer_is_refused() -> None:
+    """What a few bytes are unpacked to has no bound: by HTTP none are asked for, and none are taken."""
+    packed = {"content-encoding": "gzip", "content-type": "application/json"}
+    with pytest.raises(httpx2.ReadError, match="packed"):
+        await http._bound(httpx2.Response(200, headers=packed, stream=httpx2.ByteStream(b"")))
+    await http._bound(httpx2.Response(200, stream=httpx2.ByteStream(b"{}")))
 
 
 async def test_an_error_of_the_server_is_an_answer(tmp_path: Path) -> None:

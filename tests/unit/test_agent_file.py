@@ -504,8 +504,9 @@ def test_checking_several_files(tmp_path: Path, module: str, monkeypatch: pytest
     assert shown.exit_code == 1
     assert f"{good}: ok a, 2 tools" in shown.stdout
     assert "sandbox here" not in shown.stdout
-    second = write(other, {"name": "b", "tools": ["bash"]})
-    assert "sandbox here: " in CliRunner().invoke(app, ["agents", "check", str(second)]).stdout
+    for needs in ("bash", "start_command", "core"):
+        second = write(other, {"name": "b", "tools": [needs]})
+        assert "sandbox here: " in CliRunner().invoke(app, ["agents", "check", str(second)]).stdout, needs
     write(other, {"name": "b", "tools": ["bash"], "sandbox": "none"})
     assert "sandbox" not in check(str(second))[1]["files"][0]
     assert f"{second}: 2 problems" in shown.stdout

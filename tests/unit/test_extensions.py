@@ -203,10 +203,13 @@ def test_tools_are_tried(package: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_tools_of_an_agent_are_tried(package: str, tmp_path: Path) -> None:
-    """With an agent's file, its tools, workspace and skills are those of the call."""
+    """With an agent's file, its tools, workspace, skills and what it may fetch are those of the call."""
     file = tmp_path / "agent.md"
     file.write_text("---\nname: a\ntools: [read_file]\nskills: ['acme-tools:office']\nworkspace: .\n---\nx")
     assert tried("load_skill", '{"name": "pdf"}', "--agent", str(file)) == (0, "Fill it.\n")
     assert tried("read_file", '{"path": "agent.md"}', "-a", str(file))[0] == 0
     code, said = tried("glob", "{}", "-a", str(file))
     assert (code, "it has: read_file, load_skill" in " ".join(said.split())) == (2, True)
+    file.write_text("---\nname: a\ntools: [web_fetch]\nweb: {allow: [docs.example.org]}\n---\nx")
+    code, said = tried("web_fetch", '{"url": "http://example.net"}', "-a", str(file))
+    assert (code, "it may from docs.example.org" in " ".join(said.split())) == (1, True), said

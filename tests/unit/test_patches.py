@@ -311,9 +311,13 @@ class TestDeaths:
         with pytest.raises(ToolError, match="can't be told"):
             find_out(context_of(root, patch))
 
-    def test_the_journal_is_no_file_of_the_users(self, root: Path) -> None:
-        """Tools that list files leave it out; one that can't be read is removed."""
-        (root / JOURNAL).write_text("{")
+    @pytest.mark.parametrize(
+        "written", ["{", '{"path": "x", "data": "no base64!"}', '{"path": "../x"}', '{"path": "/etc/passwd"}']
+    )
+    def test_the_journal_is_no_file_of_the_users(self, root: Path, written: str) -> None:
+        """Tools that list files leave it out; one that is none, as a command may write it, is removed."""
+        step = written.replace("{", '{"before": "", "after": "b", ')
+        (root / JOURNAL).write_text(f'{{"call_key": "s/c", "summary": "", "steps": [{step}]}}')
         workspace = Workspace(str(root))
         assert JOURNAL not in {path.name for path in workspace.walk(workspace.root)}
         assert patch_tool._journal(workspace) is None

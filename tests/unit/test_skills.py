@@ -85,6 +85,7 @@ def test_a_folder_or_a_folder_of_folders(make: Make) -> None:
         ("name: a\nname: b\ndescription: d", "b", "line 3: 'name' is there twice"),
         ("- name", "b", "must have fields by name"),
         ("name: a\ndescription: d\nwhen: !!python/object/apply:os.getcwd []", "b", "not YAML: line 4"),
+        ("name: a\ndescription: d\nmore: &m [1, 2]\nother: *m", "b", "line 5: aliases"),
         ("name: a\ndescription: d", "", "no instructions"),
         ("name: a\ndescription: d", "x" * 50_001, "move parts to files"),
     ],

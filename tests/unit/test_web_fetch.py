@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import msgspec
 import pytest
 
 from understudy import AgentSpec, InvalidSpec, WebPolicy
@@ -18,7 +19,7 @@ from understudy.actors import fetching, web_tool
 from understudy.actors.fetching import fetch
 from understudy.actors.html_text import html_text
 from understudy.actors.tools import ToolContext
-from understudy.actors.web_rules import WebRules, is_public
+from understudy.actors.web_rules import Page, Wanted, WebRules, is_public
 from understudy.actors.web_tool import web_fetch
 from understudy.attachments import Image
 from understudy.cluster.client.compiling import compile_spec
@@ -135,7 +136,8 @@ class TestRules:
             "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
             "224.0.0.1", "255.255.255.255", "240.0.0.1", "192.0.2.1", "198.18.0.1", "::1", "::", "fe80::1",
             "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1",
-            "64:ff9b::a9fe:a9fe", "64:ff9b:1::a00:1", "2002:7f00:1::", "2002:a00:1::", "2001:db8::1",
+            "64:ff9b::a9fe:a9fe", "64:ff9b:1::a00:1", "64:ff9b:1:a00:0:100:808:808", "fec0::1",
+            "::a00:1", "2002:7f00:1::", "2002:a00:1::", "2001:db8::1",
         ],
     )  # fmt: skip
     def test_addresses_that_are_not_public(self, address: str) -> None:
@@ -230,6 +232,12 @@ class TestAddresses:
 
 class TestPages:
     """What a model is shown of a page."""
+
+    def test_a_redirect_to_what_is_no_url(self, site: Site) -> None:
+        """It is a problem of the page that is told, not a failure of the process."""
+        site.pages["/"] = (302, {"Location": "http://[nowhere"}, b"")
+        page = msgspec.json.decode(fetching.answer(msgspec.json.encode(Wanted(site.url, OPEN))), type=Page)
+        assert page.problem.startswith("it could not be fetched")
 
     def test_html_becomes_text(self) -> None:
         """With headings, lists, tables and links; without scripts, styles and what is not shown."""
