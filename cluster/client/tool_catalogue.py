@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from understudy.actors.execution import Outcome, bind, execute
 from understudy.actors.skills import Skills, described
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, ToolContext, builtin, describe, load, tool_names
+from understudy.actors.web_rules import WebRules
 from understudy.confinement import confinement_of
 from understudy.errors import InvalidInput, ToolError
 from understudy.identifiers import new_identifier
@@ -105,7 +108,8 @@ def try_tool(
         compiled = compile_spec(agent, model="offline", profile=NO_PROFILE, pickle=kept)
         known, blobs, whole = {tool["name"]: tool for tool in compiled.spec["tools"]}, compiled.blobs, compiled.spec
         if name not in known:
-            raise InvalidInput(f"{agent.name} has no tool {name!r}; it has: {', '.join(known) or 'none'}")
+            beyond = "; those of MCP servers need a session: `understudy run … --agent FILE`" if agent.mcp_servers else ""
+            raise InvalidInput(f"{agent.name} has no tool {name!r}; it has: {', '.join(known) or 'none'}{beyond}")
         spec = known[name]
     else:
         if name in TOOL_GROUPS:
@@ -116,6 +120,8 @@ def try_tool(
         raise InvalidInput(f"{name!r} needs a session: `understudy run … --tool {name}` begins one")
     if builtin(spec) == LOAD_SKILL and agent is None:
         raise InvalidInput(f"{name!r} reads the skills of an agent: say --agent FILE")
+    if builtin(spec) == "web_fetch" and agent is None:
+        raise InvalidInput(f"{name!r} may fetch what an agent's `web` allows: say --agent FILE")
     directory = str(workspace) if workspace is not None else whole.get("workspace")
 
     async def read(blob: str) -> bytes:
@@ -124,7 +130,8 @@ def try_tool(
     context = ToolContext(
         session_id=f"{TRIED}-{new_identifier()}", run_id=TRIED, round=1, call_id=f"{TRIED}/1/0", epoch=1,
         agent=whole.get("name", TRIED), workspace=directory, skill_files=Skills(described(whole), read),
-        confinement=confinement_of(whole), _reporting=reporting,
+        confinement=confinement_of(whole), web=msgspec.convert(whole["web"], WebRules) if "web" in whole else None,
+        _reporting=reporting,
     )  # fmt: skip
     tool = load(spec, blobs.__getitem__, kept.had)
     keywords = bind(tool, arguments, context)
