@@ -296,7 +296,9 @@ def tool_name_problem(name: str) -> str | None:
     known = tool_names()
     if name in known:
         return None
-    return f"no tool is named {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}"
+    meant = did_you_mean(name, known)
+    others = "`understudy tools` lists all" if meant else f"known: {', '.join(known)}"
+    return f"no tool is named {name!r}{meant}; {others}"
 
 
 def builtin(spec: dict[str, Any]) -> str | None:

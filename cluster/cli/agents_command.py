@@ -15,7 +15,7 @@ from rich.table import Table
 from understudy.errors import InvalidInput
 from understudy.json_text import jsonable
 
-from .command import Json, command, counted, print_json
+from .command import Json, command, counted, errors, print_json
 from .rendering import escape
 
 app = typer.Typer(help="Look after files of agents.", no_args_is_help=True)
@@ -44,6 +44,9 @@ def list_(
     found = list_agents(directory)
     if json:
         print_json({"agents": [jsonable(agent) for agent in found]})
+        return 0
+    if not found:
+        errors.print(f"no agents in {escape(str(directory))}", soft_wrap=True)
         return 0
     table = Table("file", "name", "model", "tools", "what it is for", box=None, header_style="bold", pad_edge=False)
     for agent in found:
@@ -98,7 +101,7 @@ def _checked(file: Path) -> dict[str, Any]:
         problems = error.details.get("problems") or [{"field": "(file)", "problem": error.message}]
         return {"file": str(file), "name": None, "summary": "", "problems": problems}
     has = [(spec.tools, "tool"), (spec.skills, "skill folder"), (spec.hooks, "hook"), (spec.agents, "sub-agent")]
-    has += [(spec.handoffs, "handoff")]
+    has += [(spec.handoffs, "handoff"), (spec.mcp_servers, "MCP server")]
     parts = ", ".join([spec.name, *(counted(len(found), noun) for found, noun in has if found)])
     sandbox = sandbox_for(spec)
     found = {"file": str(file), "name": spec.name, "summary": parts, "problems": []}

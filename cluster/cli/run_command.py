@@ -115,6 +115,8 @@ def run(
             raise InvalidInput("--dry-run shows a new session's first request, without a store: leave out --session")
         from ..client.preview import first_request
 
+        if spec.mcp_servers:
+            errors.print("[dim]The tools of MCP servers are not shown: a run asks for them when it begins.[/dim]")
         print_json(first_request(spec, content or "", model=Settings.from_environment(store=store).model))
         return 0
     with connected(store) as cluster:

@@ -109,7 +109,7 @@ def try_(
     name: Name,
     arguments: Annotated[str, typer.Argument(metavar="JSON", help="The arguments, as a model writes them.")] = "{}",
     workspace: Annotated[
-        Path | None, typer.Option(help="Directory that file tools work in; default: the agent's.", file_okay=False)
+        Path | None, typer.Option(help="Directory of files and commands; default: the agent's.", file_okay=False)
     ] = None,
     agent: Annotated[
         Path | None,

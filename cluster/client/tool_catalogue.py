@@ -108,7 +108,10 @@ def try_tool(
         compiled = compile_spec(agent, model="offline", profile=NO_PROFILE, pickle=kept)
         known, blobs, whole = {tool["name"]: tool for tool in compiled.spec["tools"]}, compiled.blobs, compiled.spec
         if name not in known:
-            raise InvalidInput(f"{agent.name} has no tool {name!r}; it has: {', '.join(known) or 'none'}")
+            beyond = (
+                "; those of MCP servers need a session: `understudy run … --agent FILE`" if agent.mcp_servers else ""
+            )
+            raise InvalidInput(f"{agent.name} has no tool {name!r}; it has: {', '.join(known) or 'none'}{beyond}")
         spec = known[name]
     else:
         if name in TOOL_GROUPS:
@@ -119,6 +122,8 @@ def try_tool(
         raise InvalidInput(f"{name!r} needs a session: `understudy run … --tool {name}` begins one")
     if builtin(spec) == LOAD_SKILL and agent is None:
         raise InvalidInput(f"{name!r} reads the skills of an agent: say --agent FILE")
+    if builtin(spec) == "web_fetch" and agent is None:
+        raise InvalidInput(f"{name!r} may fetch what an agent's `web` allows: say --agent FILE")
     directory = str(workspace) if workspace is not None else whole.get("workspace")
 
     async def read(blob: str) -> bytes:

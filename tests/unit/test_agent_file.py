@@ -363,6 +363,8 @@ def test_the_agents_of_a_directory(tmp_path: Path) -> None:
     assert found["b.md"]["tools"] == ["no_module:x", "files"]
     assert "is not JSON" in found["c.json"]["problem"]
     assert "Does b." in CliRunner().invoke(app, ["agents", "list", str(tmp_path)]).stdout
+    empty = CliRunner().invoke(app, ["agents", "list", str(tmp_path / "deeper")])
+    assert (empty.exit_code, empty.stdout, "no agents in" in empty.stderr) == (0, "", True)
 
 
 def test_every_field_can_be_in_a_file(tmp_path: Path, module: str, skills: Path) -> None:

@@ -210,6 +210,14 @@ def test_tools_of_an_agent_are_tried(package: str, tmp_path: Path) -> None:
     assert tried("read_file", '{"path": "agent.md"}', "-a", str(file))[0] == 0
     code, said = tried("glob", "{}", "-a", str(file))
     assert (code, "it has: read_file, load_skill" in " ".join(said.split())) == (2, True)
-    file.write_text("---\nname: a\ntools: [web_fetch]\nweb: {allow: [docs.example.org]}\n---\nx")
-    code, said = tried("web_fetch", '{"url": "http://example.net"}', "-a", str(file))
-    assert (code, "it may from docs.example.org" in " ".join(said.split())) == (1, True), said
+
+
+def test_the_web_is_that_of_the_agent(tmp_path: Path) -> None:
+    """`web_fetch` is tried by the rules of an agent's file; without one there are none."""
+    file = tmp_path / "agent.toml"
+    file.write_text('name = "a"\ntools = ["web_fetch"]\n[web]\nallow = ["docs.example.org"]\n')
+    arguments = '{"url": "http://example.com/"}'
+    code, said = tried("web_fetch", arguments, "-a", str(file))
+    assert (code, "it may from docs.example.org" in " ".join(said.split())) == (1, True)
+    code, said = tried("web_fetch", arguments)
+    assert (code, "say --agent FILE" in " ".join(said.split())) == (2, True)
