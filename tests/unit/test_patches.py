@@ -298,8 +298,8 @@ class TestDeaths:
         assert content(root) == {**AFTER, "old.py": "mine\n"}
 
     def test_a_step_that_cannot_be_taken_any_more_is_in_nobodys_way(self, root: Path) -> None:
-        """A file is in the place of a directory meanwhile: what can't be written there is named, and later patches of the
-        workspace are applied."""
+        """A file is in the place of a directory meanwhile: what can't be written there is named, and later patches are
+        applied."""
         assert dies_at(root, 1)
         (root / "notes").write_text("mine\n")
         assert "notes/new.txt" in find_out(context_of(root, PATCH)).partition("Others had changed")[2]
