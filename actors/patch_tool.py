@@ -235,13 +235,19 @@ def _journal(workspace: Workspace) -> Journal | None:
 
 
 def _finish(workspace: Workspace, journal: Journal) -> list[str]:
-    """Take the steps that are left; the files that others have changed meanwhile, which stay."""
+    """Take the steps that are left; the files that others have changed meanwhile, which stay.
+
+    A step that can't be taken stays out as well: with the journal, no other patch could be applied here ever again.
+    """
     others = []
     for step in journal.steps:
-        found = _digest(_read(workspace, step.path))
-        if found == step.before != step.after:
-            _write(workspace, step.path, step.data if step.after else None)
-        elif found != step.after:
+        try:
+            found = _digest(_read(workspace, step.path))
+            if found == step.before != step.after:
+                _write(workspace, step.path, step.data if step.after else None)
+            elif found != step.after:
+                others.append(step.path)
+        except ToolError:
             others.append(step.path)
     workspace.remove_file(workspace.resolve(JOURNAL))
     return others

@@ -275,15 +275,16 @@ class GatewayCalls:
             if self._calls.get(call.origin.key) is not call:  # it was released
                 raise
             answer = call.partial()
-            if call.aborted and call.response_id:  # else the endpoint would go on with it, and count what nobody reads
-                self._tasks.spawn(self.gateway.cancel(call.request.profile, call.response_id))
         except Exception as error:
             if not isinstance(error, UnderstudyError):
                 log.exception("the model call of session %s failed", call.origin.session_id)
             answer = ModelAnswer.failed(error, call.origin.session_id, call.parts.text(TEXT) or None)
             if call.parts.lengths:  # the endpoint counts what it has sent, whatever became of it
                 answer = replace(answer, usage=call.usage())
-        if call.response_id and not answer.response_id:  # what came of it is of the same response
+        if call.aborted and call.response_id:  # else the endpoint would go on with it, and count what nobody reads
+            self._tasks.spawn(self.gateway.cancel(call.request.profile, call.response_id))
+        # What came of it is of the same response, unless it is a fallback's.
+        if call.response_id and not answer.response_id and not answer.profile:
             answer = replace(answer, response_id=call.response_id, background=True)
         if not answer.started_at:
             answer = replace(answer, started_at=started, duration=time.time_ns() // 1_000 - started)

@@ -57,7 +57,8 @@ class ToolServers:
         self._specifications = specifications
         self._host = host
         self._known: dict[tuple[ActivationId, str], ServerConfiguration] = {}
-        self._made: dict[str, set[str]] = {}
+        self._made: dict[str, set[str]] = {}  # those that have no result yet, with their attempts
+        self._given_up: set[str] = set()
         self._unwanted: list[str] = []
         self._tasks = Tasks(log)
 
@@ -81,17 +82,23 @@ class ToolServers:
 
     async def call(self, frame_id: str, activation: ActivationId, call: ServerCall) -> ServerAnswer:
         """See `understudy.ports.Node.call_server`."""
-        configuration = await self._configuration(frame_id, activation, call.server)
+        self._frames.require_own(frame_id, activation)
         key = _key(activation, call.key, call.attempt)
+        self._made.setdefault(call.key, set()).add(key)
+        configuration = await self._configuration(frame_id, activation, call.server)
         while True:
             attached = await self._attached()
+            is_wanted = key in self._made.get(call.key, ()) and key not in self._given_up
+            if call.arguments is not None and not is_wanted:
+                # Nobody waits for it, or it has its result: a host that has forgotten it would make it again.
+                await self._told(lambda attached: self._host.cancel(attached.number, key))
+                return ServerAnswer(LOST, "the call was given up")
             if attached is None:
                 return ServerAnswer(UNKNOWN if call.arguments is None else LOST, "the tool host gives no answer")
             if call.arguments is not None and call.host != attached.host:
                 return ServerAnswer(LOST, "the process that was to make the call has ended")
             # Nothing is awaited between this and the call: who is no longer the session's frame begins none.
             self._frames.require_own(frame_id, activation)
-            self._made.setdefault(call.key, set()).add(key)
             try:
                 return await self._host.call(attached.number, key, configuration, call)
             except ServiceGone:
@@ -100,13 +107,18 @@ class ToolServers:
     async def cancel(self, frame_id: str, activation: ActivationId, key: str, attempt: int) -> None:
         """See `understudy.ports.Node.cancel_server_call`."""
         self._frames.require_own(frame_id, activation)
-        await self._told(lambda attached: self._host.cancel(attached.number, _key(activation, key, attempt)))
+        named = _key(activation, key, attempt)
+        if named in self._made.get(key, ()):
+            self._given_up.add(named)
+        await self._told(lambda attached: self._host.cancel(attached.number, named))
 
     def committed(self, events: Iterable[Event]) -> None:
         """The host may forget calls whose results are committed."""
         for event in events if self._made else ():
             if isinstance(event, ToolFinished):
-                self._unwanted += sorted(self._made.pop(f"{event.session_id}/{event.call_id}", ()))
+                keys = self._made.pop(f"{event.session_id}/{event.call_id}", set[str]())
+                self._given_up -= keys
+                self._unwanted += sorted(keys)
         if self._unwanted:
             self._tasks.alone("release", self._release)
 

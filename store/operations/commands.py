@@ -51,11 +51,15 @@ def start(tx: Transaction, row: SessionRow, wanted: StartCommand) -> Any:
     The caller has checked that the session's current activation asks.
 
     Raises:
-        InvalidInput: the run is about to end, or the session has as many commands at work as it may have.
+        InvalidInput: the run is about to end, the session has as many commands at work as it may have, or one of
+            another call has the id.
         SessionClosed: the session takes no more input.
     """
     job = job_identifier(wanted.call_id)
     found = find(tx, row, job)
+    if found is not None and found.call_id != wanted.call_id:  # ids are short
+        message = f"another command of the session has the id {job}: make the call once more"
+        raise InvalidInput(message, session_id=row.session_id)
     if found is not None:
         return found
     require_open(tx, row)

@@ -185,6 +185,18 @@ async def test_no_more_than_a_session_may_have(kernel: k.Kernel, tmp_path: Path)
     assert len(await states(kernel)) == MOST_COMMANDS
 
 
+async def test_two_calls_are_never_one_command(
+    kernel: k.Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given two calls whose commands would have the same id, when both start one, then the second is told so."""
+    monkeypatch.setattr(commands, "job_identifier", lambda _call_id: "command-same")
+    await begin(kernel, tmp_path, [start("true")], [start("echo more")], "ok")
+    await kernel.end("s")
+    first, second = (await kernel.results())[:2]
+    assert first == "started command command-same"
+    assert "another command of the session has the id command-same" in second
+
+
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["frame", "node"])

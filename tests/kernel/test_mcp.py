@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 
 from understudy.cluster.client.compiling import compile_spec
 from understudy.mcp_servers import McpServer
+from understudy.records import ActivationId
 from understudy.spec import AgentSpec
+from understudy.tool_hosting import ServerAnswer, ServerCall
 
 from ..mcp_calls import calls, command, pids, until, until_called
 from . import kernel as k
@@ -207,6 +211,69 @@ async def test_a_cancelled_call_is_given_up_at_the_host(dsn: str, tmp_path: Path
         ended = await kernel.end("s")
         await until_answered(kernel)
     assert ended["status"] == "cancelled"
+
+
+def watched(kernel: k.Kernel, before: Callable[[], None] = lambda: None) -> list[str]:
+    """How the calls end that the node service makes, from now on; `before` is called before each."""
+    servers, found = kernel.service.tool_servers, list[str]()
+    call = servers.call
+
+    async def calling(frame_id: str, activation: ActivationId, wanted: ServerCall) -> ServerAnswer:
+        if wanted.arguments is None:
+            return await call(frame_id, activation, wanted)
+        before()
+        answer = await call(frame_id, activation, wanted)
+        found.append(answer.outcome)
+        return answer
+
+    servers.call = calling  # type: ignore[method-assign]
+    return found
+
+
+async def test_a_call_that_the_host_was_told_to_forget_is_not_made_again(dsn: str, tmp_path: Path) -> None:
+    """Given a call under way, when its frame hangs and its run is ended by force, then the host gives the call up, and
+    is not asked for it again."""
+    spec = agent([("test_hold", {"word": "x"})], "done", servers=[server(tmp_path)], shutdown=0)
+    async with k.running(dsn, tmp_path) as kernel:
+        found = watched(kernel)
+        await kernel.spawn("s", spec)
+        await kernel.send("s")
+        await until_called(tmp_path, "hold x")
+        holder(kernel).dead = True  # it says nothing more
+        await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        await until(lambda: bool(found) or len(calls(tmp_path)) > 2)
+        assert (found, kernel.tool_host.servers.held) == (["lost"], 0)
+    assert calls(tmp_path) == ["start", "hold x"]
+
+
+async def test_a_call_that_is_given_up_before_its_host_hears_of_it_is_not_made(dsn: str, tmp_path: Path) -> None:
+    """Given a call that waits at the node service for its host, when its run is cancelled, then it is never made."""
+    spec = agent([("test_hold", {"word": "x"})], "done", servers=[server(tmp_path)])
+    async with k.running(dsn, tmp_path) as kernel:
+        asked, back, attach = asyncio.Event(), asyncio.Event(), kernel.tool_host.attach
+
+        async def attached_later(service: str) -> Any:
+            await back.wait()
+            return await attach(service)
+
+        def lose() -> None:
+            link = kernel.service.tool_servers.link
+            kernel.tool_host.attach = attached_later  # type: ignore[method-assign]
+            assert link.current is not None
+            link.lost(link.current)
+            asked.set()
+
+        found = watched(kernel, lose)
+        await kernel.spawn("s", spec)
+        await kernel.send("s")
+        await asked.wait()
+        await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        back.set()
+        await until(lambda: bool(found) or len(calls(tmp_path)) > 1)
+        assert (found, kernel.tool_host.servers.held) == (["lost"], 0)
+    assert calls(tmp_path) == ["start"]
 
 
 # What is committed of a server.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from understudy.config import ModelProfile
 from understudy.errors import InvalidConfiguration, InvalidInput, ModelProfileMissing, ServiceGone
@@ -344,4 +346,40 @@ async def test_a_gateway_that_nobody_needs_says_so(monkeypatch: pytest.MonkeyPat
     assert not abandoned.done()
     looks.put_nowait(301.0)
     await asyncio.wait_for(abandoned, 10)
+    await calls.close()
+
+
+async def test_a_fallbacks_answer_is_not_of_the_response_that_failed() -> None:
+    """Given a response that was begun in the background, when a fallback gives the answer, then that has not its id:
+    another attempt's answer with that id would count for nothing."""
+    endpoint = Endpoint()
+    calls = GatewayCalls(endpoint)
+    _, call = await begun(calls, endpoint)
+    endpoint.identify("resp-1")
+    endpoint.answer.set_result(replace(ANSWER, response_id="", profile="q"))
+    answer = await call
+    assert answer is not None
+    assert (answer.response_id, answer.background) == ("", False)
+    await calls.close()
+
+
+async def test_a_fetch_that_is_aborted_before_it_begins_ends_the_response() -> None:
+    """Given a call that fetches a response, when it is aborted at once, then the endpoint is asked to end that."""
+    endpoint, cancelled = Endpoint(), asyncio.Event()
+
+    async def cancel(profile: str, response_id: str) -> None:
+        assert (profile, response_id) == ("p", "resp-1")
+        cancelled.set()
+
+    endpoint.cancel = cancel  # type: ignore[method-assign]
+    calls = GatewayCalls(endpoint)
+    number = (await calls.attach("one", [PROFILE])).number
+    call = asyncio.create_task(calls.call(number, ORIGIN, structs.replace(REQUEST, response_id="resp-1")))
+    await asyncio.sleep(0)  # it is there, and has not begun
+    await calls.abort(number, ORIGIN.key)
+    answer = await call
+    assert answer is not None
+    assert answer.error is not None
+    assert (answer.error["code"], answer.response_id, endpoint.made) == ("aborted", "resp-1", 0)
+    await asyncio.wait_for(cancelled.wait(), 10)
     await calls.close()

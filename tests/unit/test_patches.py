@@ -297,6 +297,16 @@ class TestDeaths:
         assert "Others had changed old.py" in find_out(context_of(root, PATCH))
         assert content(root) == {**AFTER, "old.py": "mine\n"}
 
+    def test_a_step_that_cannot_be_taken_any_more_is_in_nobodys_way(self, root: Path) -> None:
+        """A file is in the place of a directory meanwhile: what can't be written there is named, and later patches are
+        applied."""
+        assert dies_at(root, 1)
+        (root / "notes").write_text("mine\n")
+        assert "notes/new.txt" in find_out(context_of(root, PATCH)).partition("Others had changed")[2]
+        assert not (root / JOURNAL).exists()
+        apply_patch("*** Begin Patch\n*** Add File: z\n+z\n*** End Patch", context_of(root, call="other"))
+        assert (root / "z").read_text() == "z\n"
+
     def test_where_nobody_can_tell(self, root: Path) -> None:
         """Files that fit neither state: the model is told to read them."""
         (root / "src/app.py").write_text("other\n")
