@@ -131,7 +131,8 @@ class CallOutcomes:
                 if said is not None:  # from here on it is a call that has started, as any other
                     call = replace(call, state="started", executions=call.executions - 1, question="")
                 if isinstance(held, Elicitation):
-                    return self._ask_for_server(call, held, call.executions + 1, item)
+                    self._ask_for_server(call, held, call.executions + 1, item)
+                    return None
                 outcome = held
             if call.state == "started" and outcome is None and spec["on_crash"] == "ask":
                 self._ask_in_doubt(call, item)
@@ -220,7 +221,8 @@ class CallOutcomes:
             executions += 1
             answered = self._servers.answered(call, outcome)
             if isinstance(answered, Elicitation):
-                return self._ask_for_server(call, answered, executions, None)
+                self._ask_for_server(call, answered, executions, None)
+                return None
             outcome = answered
             if outcome is None:
                 if spec["on_crash"] == "ask":

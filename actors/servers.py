@@ -129,7 +129,9 @@ class Servers:
             said: what a person said to a question of the call.
         """
         answer = await self._held(call, spec, said)
-        return answer and (answer.asks or self._outcome(answer))
+        if answer is None:
+            return None
+        return answer.asks if answer.asks is not None else self._outcome(answer)
 
     async def load(self, call: CallState, spec: dict[str, Any]) -> LoadedTool:
         """The tool, for this call alone: it can be made at the host that there is now, and at no other."""

@@ -12,7 +12,7 @@ from mcp_types import ElicitRequestFormParams, ElicitRequestParams, ElicitResult
 
 from understudy.identifiers import new_identifier
 from understudy.messages import encodable
-from understudy.tool_hosting import CANCEL, DECLINE, Elicitation, ElicitationAnswer, ServerCall
+from understudy.tool_hosting import Elicitation, ElicitationAnswer, ServerCall
 
 from .limits import LONGEST_DESCRIPTION, LONGEST_SCHEMA, MOST_QUESTIONS
 
@@ -87,18 +87,17 @@ class Eliciting:
             shown: a text of the server as others may see it.
         """
         if not isinstance(asked, ElicitRequestFormParams):
-            return ElicitResult(action=DECLINE)
+            return ElicitResult(action="decline")
         call = _CURRENT.get()
         call = call if call in self._at else self._whose()
-        form = json.dumps(asked.requested_schema)
-        too_large = len(asked.message) > LONGEST_DESCRIPTION or len(form) > LONGEST_SCHEMA
+        schema = json.dumps(asked.requested_schema)
+        too_large = len(asked.message) > LONGEST_DESCRIPTION or len(schema) > LONGEST_SCHEMA
         if call is None or too_large or call.asked >= MOST_QUESTIONS:
-            return ElicitResult(action=CANCEL)
+            return ElicitResult(action="cancel")
         call.asked += 1
         with self._waiting(call):
-            said = await call.ask(
-                Elicitation(new_identifier(), shown(asked.message), encodable(json.loads(shown(form))))
-            )
+            form = encodable(json.loads(shown(schema)))
+            said = await call.ask(Elicitation(new_identifier(), shown(asked.message), form))
         return ElicitResult.model_validate({"action": said.action, "content": said.content})
 
     def _whose(self) -> CallAtWork | None:

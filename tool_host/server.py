@@ -346,8 +346,8 @@ class Server:
         root = Root(uri=FileUrl(f"file://{quote(workspace)}"), name=os.path.basename(workspace))
         return ListRootsResult(roots=[root])
 
-    async def _elicit(self, context: ClientRequestContext, asked: ElicitRequestParams) -> ElicitResult:
-        return await self._eliciting.answer(asked, self._without_secrets)
+    async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        return await self._eliciting.answer(params, self._without_secrets)
 
     def _unusable(self, why: str) -> ToolError:
         said = f"the MCP server {self.configuration.name} can't be used: {why}. {self._last_words()}"

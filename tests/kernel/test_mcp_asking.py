@@ -148,13 +148,13 @@ async def test_an_answer_is_passed_on_once(tool: str, store: str, tmp_path: Path
 
 @pytest.mark.parametrize("victim", ["server", "host"])
 @pytest.mark.parametrize("tool", ["order", "check", "ask"])
-async def test_a_server_that_dies_while_a_person_thinks(victim: str, tool: str, store: str, tmp_path: Path) -> None:
+async def test_a_server_that_dies_while_a_person_thinks(victim: str, tool: str, dsn: str, tmp_path: Path) -> None:
     """Given a question, when the server or its host dies, then the answer finds the call in doubt, and the tool's
     `on_crash` decides: it is told, made again (and asks again), or asked about."""
     go(tmp_path, 1)
     on_crash = {"order": "ask"} if tool == "ask" else {}
     called = "check" if tool == "check" else "order"
-    async with k.running(store, tmp_path) as kernel:
+    async with k.running(dsn, tmp_path) as kernel:
         asked = await begin(kernel, agent(tmp_path, order(tool=called), on_crash=on_crash))
         if victim == "server":
             os.kill(await until_called(tmp_path, called), signal.SIGKILL)
@@ -181,12 +181,12 @@ async def test_a_server_that_dies_while_a_person_thinks(victim: str, tool: str, 
 async def test_a_question_that_nobody_answers(dsn: str, tmp_path: Path) -> None:
     """The agent's `answer_timeout` cancels a question of a server, and `answer_default` answers it where that fits."""
     go(tmp_path, 1)
-    for number, default in enumerate((None, "no JSON", '{"count": 9}')):
-        async with k.running(f"{dsn}{number}", tmp_path) as kernel:
-            spec = agent(tmp_path, order(), answer_timeout=0.2, answer_default=default)
-            await kernel.run("s", spec)
-            assert await kernel.results() == ["accept" if number == 2 else "cancel"]
-            kernel.check()
+    async with k.running(dsn, tmp_path) as kernel:
+        for session_id, default in (("a", None), ("b", "no JSON"), ("c", '{"count": 9}')):
+            await kernel.run(session_id, agent(tmp_path, order(), answer_timeout=0.05, answer_default=default))
+        results = [await kernel.results(session_id) for session_id in ("a", "b", "c")]
+        kernel.check()
+    assert results == [["cancel"], ["cancel"], ["accept"]]
     assert calls(tmp_path)[-1] == "order answer 1: accept {'count': 9}"
 
 
