@@ -156,7 +156,7 @@ class Session:
 
         Args:
             call: its id within this session, or what is pending, which may be a sub-agent's.
-            text: the result of the call, as the model will read it; JSON that fits `PendingInput.form`, if there is one.
+            text: the result of the call, as the model will read it; JSON that fits `PendingInput.form`, if it has one.
             failed: the text says why the call failed; a question of an MCP server is declined.
             rerun: a call in doubt runs again; there is no text then.
 
