@@ -15,7 +15,8 @@ from .execution import Outcome, now
 def without_result(call: CallState) -> Outcome:
     """What is said of a call whose run ends first. One that a process had begun which died is in doubt, not cancelled:
     nobody knows what became of it."""
-    if (call.state == "started" and call.child_id is None) or call.question == "in_doubt":
+    asks_under_way = call.question == "in_doubt" or (call.state == "asked" and call.executions > 0)
+    if (call.state == "started" and call.child_id is None) or asks_under_way:
         since = call.updated_at or now()
         return Outcome("interrupted", INTERRUPTED, max(0, now() - since), since)
     return Outcome("cancelled", "cancelled")

@@ -13,7 +13,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from understudy.approvals import APPROVAL, APPROVE, REJECT, Remembered, rejection, remembered
+from understudy.approvals import (
+    APPROVAL,
+    APPROVE,
+    REJECT,
+    Remembered,
+    arguments_problem,
+    rejection,
+    remembered,
+)
 from understudy.commands import START_COMMAND
 from understudy.confinement import confinement_of
 from understudy.records import Ask, CallState
@@ -117,6 +125,8 @@ def with_time_out(window: Window, asked: Ask) -> Ask:
     if of_approval:
         approves = window.spec.get("approve_default") == APPROVE
         default = {"decision": APPROVE, "text": ""} if approves else {"decision": REJECT, "text": nobody}
+    elif asked.form is not None and (text is None or arguments_problem(text, asked.form) is not None):
+        default = {"decision": "aborted", "text": nobody}  # nobody has declined it
     else:
         default = {"decision": "error", "text": nobody} if text is None else {"decision": "ok", "text": text}
     return replace(asked, timeout=microseconds(seconds), default=default)

@@ -1,8 +1,8 @@
 """Tool calls that wait for an answer: what is asked, and what an answer makes of the call.
 
-All take the same path. A person answers a question of the model's (`request_user_input`), a call that needs approval
-(`approval.py`) and a call of an `on_crash="ask"` tool that had started when its process died; the store answers calls
-of the tools that `waking.store_tool` specifies.
+All take the same path. A person answers a question of the model's (`request_user_input`) or of an MCP server's, a call
+that needs approval (`approval.py`) and a call of an `on_crash="ask"` tool that had started when its process died; the
+store answers calls of the tools that `waking.store_tool` specifies.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from understudy.messages import encodable
 from understudy.records import Ask, CallState, InboxItem
+from understudy.tool_hosting import ACCEPT, CANCEL, DECLINE, Elicitation, ElicitationAnswer
 
 REQUEST_USER_INPUT = "request_user_input"
 """The tool by which a model asks a person; the session loop executes it itself."""
@@ -85,6 +86,23 @@ def ask_about(call: CallState) -> Ask:
         "unknown. Say what its result is, that it failed, or that it shall run again."
     )
     return Ask(call.call_id, "in_doubt", prompt, (), call.executions)
+
+
+def ask_for_server(call: CallState, asked: Elicitation) -> Ask:
+    """The question of an MCP server that is at a call."""
+    prompt = (
+        f"The MCP server asks, during {call.tool} with {shown(call.arguments)}: {asked.message}\n"
+        f"Answer with JSON that fits: {shown(json.dumps(asked.form))}"
+    )
+    return Ask(call.call_id, QUESTION, prompt, (), call.executions, form=asked.form, elicitation=asked.id)
+
+
+def answer_for_server(said: dict[str, Any]) -> ElicitationAnswer | None:
+    """What is passed on to an MCP server of an answer to a call; None if it is to no question of a server's."""
+    if not said.get("elicitation"):
+        return None
+    action = {"ok": ACCEPT, "error": DECLINE}.get(said["decision"], CANCEL)
+    return ElicitationAnswer(said["elicitation"], action, json.loads(said["text"]) if action == ACCEPT else None)
 
 
 def answer_to(call: CallState, inbox: list[InboxItem]) -> InboxItem | None:

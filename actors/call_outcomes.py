@@ -17,10 +17,11 @@ from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
+from understudy.tool_hosting import Elicitation
 
 from .answers import outcome_of, without_result
 from .approval import Permitted, as_edited, by_rules, permit, with_edit, with_time_out
-from .asking import QUESTION, answer_to, ask_about
+from .asking import QUESTION, answer_for_server, answer_to, ask_about, ask_for_server
 from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import wanted_by
@@ -93,6 +94,9 @@ class CallOutcomes:
         Args:
             known: outcomes of calls that nobody has begun.
         """
+        spec = self._window.tools.get(call.tool)
+        if call.state == "asked" and call.executions and spec is not None and is_of_server(spec):
+            await self._servers.give_up(call, spec)
         ended, executions, item = self.ended.get(call.call_id) or self._left(call, known)
         await self.conclude(call, ended, executions=executions, item=item)
 
@@ -119,14 +123,22 @@ class CallOutcomes:
         """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
         async with limit:
             outcome = await self._tasks.attach(spec, self._context(call)) if _may_go_on_elsewhere(call, spec) else None
-            if call.state == "started" and is_of_server(spec):
-                outcome = await self._servers.held(call, spec)
-            if call.state == "started" and outcome is None and spec["on_crash"] == "ask":
-                self._ask_in_doubt(call)
-                return None
             item = self.answer_to(call) if call.state in ("asked", "waiting") else None
+            said = answer_for_server(item.payload) if item is not None else None
+            if is_of_server(spec) and (call.state == "started" or said is not None):
+                self._patience.expect(time.monotonic() + (spec["timeout"] or 0.0) + FRAME_SECONDS)
+                held = await self._servers.held(call, spec, said)
+                if said is not None:  # from here on it is a call that has started, as any other
+                    call = replace(call, state="started", executions=call.executions - 1, question="")
+                if isinstance(held, Elicitation):
+                    self._ask_for_server(call, held, call.executions + 1, item)
+                    return None
+                outcome = held
+            if call.state == "started" and outcome is None and spec["on_crash"] == "ask":
+                self._ask_in_doubt(call, item)
+                return None
             if call.state == "started" and outcome is not None:
-                return await self.conclude(call, outcome, executions=call.executions + 1)
+                return await self.conclude(call, outcome, executions=call.executions + 1, item=item)
             if call.state == "started":
                 outcome = await self._in_doubt(call, spec)
             elif item is not None:
@@ -149,9 +161,18 @@ class CallOutcomes:
             return None
         return found
 
-    def _ask_in_doubt(self, call: CallState) -> None:
+    def _ask_in_doubt(self, call: CallState, item: InboxItem | None = None) -> None:
+        if item is not None:
+            self._commits.draft.inbox_done.append(item.id)
         self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
         self._ask(ask_about(call))
+
+    def _ask_for_server(self, call: CallState, asked: Elicitation, executions: int, item: InboxItem | None) -> None:
+        """Ask a person what the server of a call asks. One commit has that and the answer before it is done with: until
+        then that answer is passed on by whoever has the session."""
+        if item is not None:
+            self._commits.draft.inbox_done.append(item.id)
+        self._ask(with_time_out(self._window, ask_for_server(replace(call, executions=executions), asked)))
 
     def _ask(self, asked: Ask) -> None:
         """Ask a person about a call that is executed here, from the next commit on."""
@@ -187,7 +208,7 @@ class CallOutcomes:
         outcome, before, begun = None, math.inf, partial(self.begun.__setitem__, call.call_id)
         executions = call.executions
         while outcome is None:
-            if spec["on_crash"] != "rerun":
+            if spec["on_crash"] != "rerun" or item is not None:
                 before = await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
                 if self._window.stops:
                     return Outcome("cancelled", "cancelled")
@@ -198,7 +219,11 @@ class CallOutcomes:
             if outcome is None:
                 continue
             executions += 1
-            outcome = self._servers.answered(call, outcome)
+            answered = self._servers.answered(call, outcome)
+            if isinstance(answered, Elicitation):
+                self._ask_for_server(call, answered, executions, None)
+                return None
+            outcome = answered
             if outcome is None:
                 if spec["on_crash"] == "ask":
                     self._ask_in_doubt(replace(call, state="started", executions=executions))

@@ -21,7 +21,17 @@ from understudy.messages import Message, encodable
 from understudy.ports import Node
 from understudy.records import CallState
 from understudy.tasks import Tasks
-from understudy.tool_hosting import ERROR, LOST, ORIGIN, TIMEOUT, UNKNOWN, ServerAnswer, ServerCall
+from understudy.tool_hosting import (
+    ERROR,
+    LOST,
+    ORIGIN,
+    TIMEOUT,
+    UNKNOWN,
+    Elicitation,
+    ElicitationAnswer,
+    ServerAnswer,
+    ServerCall,
+)
 
 from .commits import Commits, Patience
 from .execution import Outcome, presentable
@@ -109,11 +119,19 @@ class Servers:
 
     # Calls.
 
-    async def held(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
-        """How a call ended, or ends, that a process of the session had begun, as the servers' host knows; None if it
-        does not."""
-        answer = await self._held(call, spec)
-        return self._outcome(answer) if answer is not None else None
+    async def held(
+        self, call: CallState, spec: dict[str, Any], said: ElicitationAnswer | None = None
+    ) -> Outcome | Elicitation | None:
+        """How a call ended, or ends, that a process of the session had begun, as the servers' host knows, or what the
+        server asks a person first; None if the host does not have it.
+
+        Args:
+            said: what a person said to a question of the call.
+        """
+        answer = await self._held(call, spec, said)
+        if answer is None:
+            return None
+        return answer.asks if answer.asks is not None else self._outcome(answer)
 
     async def load(self, call: CallState, spec: dict[str, Any]) -> LoadedTool:
         """The tool, for this call alone: it can be made at the host that there is now, and at no other."""
@@ -127,22 +145,30 @@ class Servers:
             parameters=spec["parameters"], from_server=True,
         )  # fmt: skip
 
-    def answered(self, call: CallState, outcome: Outcome) -> Outcome | None:
-        """How a call ended, from how its function did; None if the server died: whether it has done it, nobody
-        knows."""
+    def answered(self, call: CallState, outcome: Outcome) -> Outcome | Elicitation | None:
+        """How a call ended, from how its function did, or what the server asks a person first; None if the server
+        died: whether it has done it, nobody knows."""
         answer = self._answers.pop(call.call_id, None)
         if answer is None:
             return outcome
         if answer.outcome == LOST:
             return None
+        if answer.asks is not None:
+            return answer.asks
         ended = self._outcome(answer)
         return Outcome(ended.outcome, ended.content, outcome.duration, outcome.started_at)
 
-    async def _held(self, call: CallState, spec: dict[str, Any]) -> ServerAnswer | None:
+    async def give_up(self, call: CallState, spec: dict[str, Any]) -> None:
+        """Have the host end a call that its server asks about, and that this process has not made itself."""
+        await self._give_up(self._wanted(call, spec, self._attempts.get(call.call_id, 0)))
+
+    async def _held(
+        self, call: CallState, spec: dict[str, Any], said: ElicitationAnswer | None = None
+    ) -> ServerAnswer | None:
         """What the host has of a call; None if it has nothing that is of use."""
         for attempt in itertools.count():
             self._attempts[call.call_id] = attempt
-            answer = await self._ask(self._wanted(call, spec, attempt))
+            answer = await self._ask(msgspec.structs.replace(self._wanted(call, spec, attempt), said=said))
             if answer.outcome == UNKNOWN:
                 return None
             if answer.outcome != LOST:

@@ -29,9 +29,9 @@ class Remembered(NamedTuple):
 
 
 def result_of(answer: dict[str, Any]) -> tuple[str, str] | None:
-    """Outcome and text of a call that was answered; None if it is to be executed."""
+    """Outcome and text of a call that was answered; None if it is to be executed, or goes on."""
     decision, text = answer["decision"], answer["text"]
-    if decision in ("rerun", APPROVE):
+    if decision in ("rerun", APPROVE) or answer.get("elicitation"):
         return None
     return ("refused", rejection(text)) if decision == REJECT else (decision, text)
 

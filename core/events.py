@@ -374,8 +374,8 @@ class InputRequested(Event, frozen=True, kw_only=True):
     """A tool call waits for a person (`Session.answer`, `approve`, `reject`).
 
     Attributes:
-        kind: `question` (the model asks), `approval` (the call may not be executed without) or `in_doubt` (the call had
-            started when its process died).
+        kind: `question` (the model asks, or an MCP server), `approval` (the call may not be executed without) or
+            `in_doubt` (the call had started when its process died).
         asked: how often this call has asked by now.
         options: answers that are offered; any other is taken as well.
         due_at: when the specification's default becomes the answer, microseconds since 1970 UTC; 0 for never.

@@ -20,11 +20,12 @@ class PendingInput:
 
     Attributes:
         asked: how often this call has asked by now.
-        kind: `question` (the model asks), `approval` (the call may not be executed without) or `in_doubt` (the call had
-            started when its process died).
+        kind: `question` (the model asks, or an MCP server), `approval` (the call may not be executed without) or
+            `in_doubt` (the call had started when its process died).
         options: answers that are offered; any other is taken as well.
         asked_at: microseconds since 1970 UTC.
         session_id: whose call it is: of a run's pending inputs some may be those of sub-agents.
+        form: JSON Schema that the answer must fit, which is JSON text then; None for any text.
     """
 
     call_id: str
@@ -35,6 +36,7 @@ class PendingInput:
     options: tuple[str, ...]
     asked_at: int
     session_id: str = ""
+    form: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -217,11 +217,13 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call that waits for an answer from this batch on: a person's, or the store's.
 
     Attributes:
-        kind: `question` (the model asks), `approval` (the call may not be executed without) or `in_doubt` (the call had
-            started when its process died), for a person; the tool's name, for the store.
+        kind: `question` (the model asks, or an MCP server), `approval` (the call may not be executed without) or
+            `in_doubt` (the call had started when its process died), for a person; the tool's name, for the store.
         options: answers that are offered; any other is taken as well.
         executions: how often the call was executed.
         arguments: what the store is asked.
+        form: JSON Schema that the answer must fit, which is JSON text then; None for any text.
+        elicitation: names the question of an MCP server that this is.
         timeout: microseconds after which `default` (`{"decision", "text"}`) is a person's answer; 0 for never.
     """
 
@@ -233,6 +235,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: dict[str, Any] | None = None
     timeout: int = 0
     default: dict[str, Any] | None = None
+    form: dict[str, Any] | None = None
+    elicitation: str = ""
 
 
 class InboxItem(msgspec.Struct, frozen=True):

@@ -12,9 +12,12 @@ TOOL, LIST_RESOURCES, READ_RESOURCE, GET_PROMPT = "tool", "list_resources", "rea
 ORIGIN = "mcp"
 """The origin of the record of a server's tools, which no model is sent."""
 
-OK, ERROR, TIMEOUT, LOST, UNKNOWN = "ok", "error", "timeout", "lost", "unknown"
+OK, ERROR, TIMEOUT, LOST, UNKNOWN, ASKS = "ok", "error", "timeout", "lost", "unknown", "asks"
 """How a call ends (`ServerAnswer`). `LOST`: nobody knows whether the server has done it. `UNKNOWN`: this host has no
-such call."""
+such call. `ASKS`: it has not ended, its server asks a person first."""
+
+ACCEPT, DECLINE, CANCEL = "accept", "decline", "cancel"
+"""What a person does about a question of a server (`ElicitationAnswer`)."""
 
 
 class ServerConfiguration(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,6 +73,33 @@ class ServerTools(msgspec.Struct, frozen=True, omit_defaults=True):
     left_out: list[str] = []
 
 
+class Elicitation(msgspec.Struct, frozen=True):
+    """What a server asks a person during a call.
+
+    Attributes:
+        id: names it: no other question of any server has it.
+        form: JSON Schema of the answer, an object.
+    """
+
+    id: str
+    message: str
+    form: dict[str, Any]
+
+
+class ElicitationAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the person says.
+
+    Attributes:
+        id: of the question.
+        action: `ACCEPT`, `DECLINE` or `CANCEL` (nobody has said anything).
+        content: what fits the question's form, if it is accepted.
+    """
+
+    id: str
+    action: str
+    content: dict[str, Any] | None = None
+
+
 class ServerCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """A call that a frame wants to be made, once.
 
@@ -80,7 +110,8 @@ class ServerCall(msgspec.Struct, frozen=True, omit_defaults=True):
         host: may make it, and no other; empty if none may.
         tool, does: see `ServerTool`.
         arguments: None to be told of a call that the host has, and nothing else.
-        timeout: seconds.
+        timeout: seconds; those in which a person is asked don't count.
+        said: the answer to a question of the call. The host passes it on once, however often it is said.
     """
 
     server: str
@@ -91,17 +122,20 @@ class ServerCall(msgspec.Struct, frozen=True, omit_defaults=True):
     does: str = TOOL
     arguments: dict[str, Any] | None = None
     timeout: float = 60.0
+    said: ElicitationAnswer | None = None
 
 
 class ServerAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a call ended.
 
     Attributes:
-        outcome: `OK`, `ERROR`, `TIMEOUT`, `LOST` or `UNKNOWN`.
+        outcome: `OK`, `ERROR`, `TIMEOUT`, `LOST`, `UNKNOWN` or `ASKS`.
+        asks: the question, if it is `ASKS`.
     """
 
     outcome: str
     content: str = ""
+    asks: Elicitation | None = None
 
 
 class HostAttached(msgspec.Struct, frozen=True):

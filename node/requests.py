@@ -83,6 +83,8 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "budgets": overview.budgets,
 }
 
+ANSWER_UNFIT = "answer to call {!r} must be JSON that fits what is asked for"
+
 
 class Requests:
     """The clients' side of a node service."""
@@ -223,7 +225,7 @@ class Requests:
         """Answer calls that wait for a person, all of them or none; returns those of which the answer is new. Raises as
         `questions.decide`."""
         for decision in decisions:
-            if decision.decision == APPROVE and decision.text:
+            if decision.text and decision.decision in (APPROVE, "ok"):
                 await self._require_fitting(session_id, decision)
 
         def operation(tx: Transaction) -> list[str]:
@@ -235,12 +237,17 @@ class Requests:
         return await self._once(list[str], session_id, request_id, operation)
 
     async def _require_fitting(self, session_id: str, decision: Decision) -> None:
-        """Refuse arguments that the call's tool does not take. Before the transaction: a schema may take its time."""
-        schema = await self._node.reading.query(pending.parameters, session_id, decision.call_id)
+        """Refuse arguments that the call's tool does not take, and an answer that is not what was asked for. Before the
+        transaction: a schema may take its time."""
+        call_id, of_tool = decision.call_id, decision.decision == APPROVE
+        if of_tool:
+            schema = await self._node.reading.query(pending.parameters, session_id, call_id)
+        else:
+            schema = await self._node.reading.query(pending.form, session_id, call_id, decision.asked)
         problem = await asyncio.to_thread(arguments_problem, decision.text, schema) if schema is not None else None
         if problem is not None:
-            message = f"the arguments for call {decision.call_id!r} don't fit its tool: {problem}"
-            raise InvalidInput(message, session_id=session_id)
+            wrong = "arguments for call {!r} don't fit its tool" if of_tool else ANSWER_UNFIT
+            raise InvalidInput(f"the {wrong.format(call_id)}: {problem}", session_id=session_id)
 
     async def abort_pending(self, session_id: str, call_id: str | None, request_id: str) -> list[str]:
         """Give up calls that wait for a person; returns their ids. See `questions.abort`."""

@@ -6,6 +6,7 @@ the protocol by itself: with the `mcp` package it would need two seconds to star
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -19,6 +20,9 @@ from typing import Any
 DIRECTORY = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
 
 STRING, NUMBER = {"type": "string"}, {"type": "integer"}
+
+FORM = {"type": "object", "properties": {"count": {"type": "integer", "minimum": 1}}, "required": ["count"]}
+"""What it asks people for."""
 
 
 def note(text: str) -> None:
@@ -52,9 +56,13 @@ class Server:
             "grow": (self.grow, {}, {}),
             "roots": (self.roots, {}, {}),
             "untrue": (self.untrue, {}, {}),
+            "order": (self.order, {"questions": NUMBER}, {}),
+            "check": (self.check, {"questions": NUMBER}, {"readOnlyHint": True}),
+            "visit": (self.visit, {}, {}),
         }
-        self._asked: dict[str, Any] = {}
-        self._answered = threading.Event()
+        self._answers: dict[str, Any] = {}
+        self._answered = threading.Condition()
+        self._numbers = itertools.count(1)
 
     # Tools.
 
@@ -116,9 +124,37 @@ class Server:
 
     def roots(self) -> str:
         """Ask the client for its roots."""
-        self._say({"jsonrpc": "2.0", "id": "roots", "method": "roots/list"})
-        self._answered.wait(10.0)
-        return json.dumps(self._asked)
+        return json.dumps(self._ask("roots/list", None))
+
+    def order(self, questions: int) -> str:
+        """Ask a person so many questions, then say what the answers were."""
+        return self.check(questions, "order")
+
+    def check(self, questions: int, name: str = "check") -> str:
+        """The same; it only reads."""
+        note(name)
+        said = []
+        for number in range(1, questions + 1):
+            asked = {"message": f"How many of {number}?", "requestedSchema": FORM}
+            answer = self._ask("elicitation/create", asked)
+            note(f"{name} answer {number}: {answer.get('action')} {answer.get('content')}")
+            wait_for(f"go{number}")
+            said.append(answer["action"])
+        return " ".join(said)
+
+    def visit(self) -> str:
+        """Ask a person to visit a page."""
+        asked = {"mode": "url", "message": "Pay", "url": "https://pay.example", "elicitationId": "7"}
+        return json.dumps(self._ask("elicitation/create", asked))
+
+    def _ask(self, method: str, params: dict[str, Any] | None) -> dict[str, Any]:
+        number = f"ask-{next(self._numbers)}"
+        said = {"jsonrpc": "2.0", "id": number, "method": method}
+        self._say(said if params is None else {**said, "params": params})
+        with self._answered:
+            self._answered.wait_for(lambda: number in self._answers)
+            found: dict[str, Any] = self._answers.pop(number)
+        return found
 
     def untrue(self) -> str:
         """Answer otherwise than the schema of its output says."""
@@ -131,8 +167,9 @@ class Server:
         for line in sys.stdin:
             message = json.loads(line)
             if "method" not in message:
-                self._asked = message.get("result", message.get("error"))
-                self._answered.set()
+                with self._answered:
+                    self._answers[message["id"]] = message.get("result", message.get("error"))
+                    self._answered.notify_all()
             elif "id" in message:
                 threading.Thread(target=self._answer, args=(message,), daemon=True).start()
 

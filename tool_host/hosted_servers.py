@@ -19,9 +19,12 @@ from understudy.errors import ServiceGone, ToolError
 from understudy.identifiers import new_identifier
 from understudy.tasks import Tasks
 from understudy.tool_hosting import (
+    ASKS,
     ERROR,
     LOST,
     UNKNOWN,
+    Elicitation,
+    ElicitationAnswer,
     HostAttached,
     ServerAnswer,
     ServerCall,
@@ -31,6 +34,7 @@ from understudy.tool_hosting import (
 )
 from understudy.waiting import ticks
 
+from .held_call import HeldCall
 from .limits import KEPT_ANSWERS, KEPT_SECONDS
 
 if TYPE_CHECKING:
@@ -51,6 +55,10 @@ MISSING = (
 )
 
 
+Ask = Callable[[Elicitation], Awaitable[ElicitationAnswer]]
+"""Asks a person during a call."""
+
+
 class McpServerProcess(Protocol):
     """A server, as `HostedServers` uses it (`server.Server`)."""
 
@@ -58,7 +66,7 @@ class McpServerProcess(Protocol):
     in_flight: int
 
     async def tools(self) -> tuple[list[ServerTool], list[str]]: ...
-    async def call(self, call: ServerCall) -> ServerAnswer: ...
+    async def call(self, call: ServerCall, ask: Ask) -> ServerAnswer: ...
     async def close(self) -> None: ...
 
 
@@ -82,20 +90,6 @@ async def make_server(configuration: ServerConfiguration) -> Server:
     return made
 
 
-class _HeldCall:
-    """A call under way, or its answer until that is released."""
-
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[ServerAnswer] = asyncio.get_running_loop().create_future()
-        self.task: asyncio.Task[None] | None = None
-        self.ended = 0.0
-
-    @property
-    def size(self) -> int:
-        """Characters that are kept of it."""
-        return len(self.answer.result().content) if self.answer.done() and not self.answer.cancelled() else 0
-
-
 class HostedServers:
     """A `understudy.ports.ToolHost`: it makes each call once, and keeps its answer until that is committed.
 
@@ -111,7 +105,7 @@ class HostedServers:
         self._replaced: set[str] = set()
         self._heard = time.monotonic()
         self._servers: dict[str, McpServerProcess] = {}
-        self._calls: dict[str, _HeldCall] = {}
+        self._calls: dict[str, HeldCall] = {}
         self._tasks = Tasks(log)
 
     @property
@@ -155,9 +149,15 @@ class HostedServers:
                 return ServerAnswer(UNKNOWN)
             if call.host != self._identity:
                 return ServerAnswer(LOST, "the process that was to make the call has ended")
-            held = self._calls[key] = _HeldCall()
+            held = self._calls[key] = HeldCall()
             held.task = self._tasks.spawn(self._answer(held, server, call))
-        await asyncio.wait((held.answer,))
+        if call.said is not None:
+            held.pass_on(call.said)
+        while held.question is None and not held.answer.done():
+            await held.changed()
+        # First the questions, also of a call that has ended: another call of the session may have asked them.
+        if held.question is not None:
+            return ServerAnswer(ASKS, asks=held.question)
         if held.answer.cancelled():
             raise ServiceGone("the call was released")
         return held.answer.result()
@@ -169,6 +169,7 @@ class HostedServers:
         if held is not None and held.task is not None and not held.answer.done():
             held.answer.set_result(ServerAnswer(ERROR, "the call was cancelled"))
             held.ended = time.monotonic()
+            held.give_up()
             held.task.cancel()
 
     async def release(self, number: str, keys: list[str]) -> None:
@@ -213,10 +214,10 @@ class HostedServers:
         server.used = time.monotonic()
         return server
 
-    async def _answer(self, held: _HeldCall, configuration: ServerConfiguration, call: ServerCall) -> None:
+    async def _answer(self, held: HeldCall, configuration: ServerConfiguration, call: ServerCall) -> None:
         """Make a call. It has an answer in the end, whatever happens."""
         try:
-            answer = await (await self._server(configuration)).call(call)
+            answer = await (await self._server(configuration)).call(call, held.ask)
         except ToolError as error:
             answer = ServerAnswer(ERROR, error.message)
         except asyncio.CancelledError:
@@ -243,6 +244,8 @@ class HostedServers:
 
     def _forget(self, key: str) -> None:
         held = self._calls.pop(key, None)
+        if held is not None:
+            held.give_up()
         if held is not None and held.task is not None and not held.answer.done():
             held.task.cancel()
             held.answer.cancel()

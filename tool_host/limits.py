@@ -20,6 +20,9 @@ LONGEST_DESCRIPTION = 10_000
 LONGEST_SCHEMA = 50_000
 """Bytes of a tool's schema."""
 
+MOST_QUESTIONS = 20
+"""Questions that a server may ask a person during one call."""
+
 LONGEST_LIST = 500_000
 """Bytes of all that is kept of a server's tools."""
 

@@ -15,7 +15,16 @@ from urllib.parse import quote
 from mcp import Client
 from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, REQUEST_TIMEOUT, Implementation, ListRootsResult, Root
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_REQUEST,
+    REQUEST_TIMEOUT,
+    ElicitRequestParams,
+    ElicitResult,
+    Implementation,
+    ListRootsResult,
+    Root,
+)
 from msgspec.structs import replace
 from pydantic import FileUrl
 
@@ -37,6 +46,7 @@ from understudy.tool_hosting import (
     ServerTool,
 )
 
+from .eliciting import Ask, Eliciting
 from .http import by_http
 from .listing import bounded, prompt_of, resource_of, resources_of, text_of, tools_of
 from .stdio import ServerProcess
@@ -103,6 +113,7 @@ class Server:
         self._not_before = 0.0
         self._problem = ""
         self._given: set[str] = set()
+        self._eliciting = Eliciting()
         self._tasks = Tasks(log)
 
     @property
@@ -139,21 +150,25 @@ class Server:
         listed, left_out = found
         return [replace(tool, description=self._without_secrets(tool.description)) for tool in listed], left_out
 
-    async def call(self, call: ServerCall) -> ServerAnswer:
+    async def call(self, call: ServerCall, ask: Ask) -> ServerAnswer:
         """Have it do something, and say how that ended. Raises `CancelledError` when the caller cancels: the server is
-        told so."""
+        told so.
+
+        Args:
+            ask: asks a person what the server wants to know meanwhile.
+        """
         with self._at_work():
             try:
                 try:
-                    return await self._called(await self._connected(), call)
+                    return await self._called(await self._connected(), call, ask)
                 except _Forgotten:
-                    return await self._called(await self._connected(), call)
+                    return await self._called(await self._connected(), call, ask)
             except (ToolError, _Forgotten) as error:
                 return ServerAnswer(ERROR, f"{_message(error)} Nothing was executed.")
 
-    async def _called(self, client: Client, call: ServerCall) -> ServerAnswer:
+    async def _called(self, client: Client, call: ServerCall, ask: Ask) -> ServerAnswer:
         try:
-            async with asyncio.timeout(call.timeout):
+            async with self._eliciting.at(call, ask):
                 ok, text = await self._asked(_asked_for(client, call))
                 text = self._without_secrets(text)
         except TimeoutError:
@@ -293,6 +308,7 @@ class Server:
             async with Client(
                 self._transport(end), mode="auto", cache=None, client_info=CLIENT,
                 list_roots_callback=self._roots if self.configuration.workspace else None,
+                elicitation_callback=self._elicit,
             ) as client:  # fmt: skip
                 client.session.validate_tool_result = _unchecked  # type: ignore[method-assign,assignment]
                 self._client = client
@@ -330,6 +346,9 @@ class Server:
         workspace = self.configuration.workspace
         root = Root(uri=FileUrl(f"file://{quote(workspace)}"), name=os.path.basename(workspace))
         return ListRootsResult(roots=[root])
+
+    async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        return await self._eliciting.answer(params, self._without_secrets)
 
     def _unusable(self, why: str) -> ToolError:
         said = f"the MCP server {self.configuration.name} can't be used: {why}. {self._last_words()}"

@@ -120,7 +120,7 @@ def print_pending(session_id: str, pending: Sequence[PendingInput], console: Con
         if item.options:
             console.print(f"  options: {escape(', '.join(item.options))}")
         again = "; or --rerun instead of TEXT" if item.kind == "in_doubt" else ""
-        how = f"understudy answer {call} TEXT{again}"
+        how = f"understudy answer {call} {'TEXT' if item.form is None else 'JSON'}{again}"
         if item.kind == APPROVAL:
             how = f"understudy approve {call}; or: understudy reject {call} --reason TEXT"
         console.print(f"  [dim]{how}[/dim]", soft_wrap=True)

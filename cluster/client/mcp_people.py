@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +36,8 @@ def form_of(item: PendingInput) -> types.ElicitRequest:
 
 
 def _schema(item: PendingInput) -> dict[str, Any]:
+    if item.form is not None:
+        return item.form
     if item.kind == QUESTION:
         offered = f"One of: {', '.join(item.options)}; or another answer." if item.options else "The answer."
         return _object({"answer": {"type": "string", "minLength": 1, "description": offered}}, "answer")
@@ -56,7 +59,7 @@ async def answered(session: Session, item: PendingInput, response: types.ElicitR
         return False
     try:
         if item.kind == QUESTION:
-            text = str(content.get("answer") or "")
+            text = json.dumps(content) if item.form is not None else str(content.get("answer") or "")
             if text:
                 await session.answer.aio(item, text)
             return bool(text)

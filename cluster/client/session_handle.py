@@ -156,8 +156,8 @@ class Session:
 
         Args:
             call: its id within this session, or what is pending, which may be a sub-agent's.
-            text: the result of the call, as the model will read it.
-            failed: the text says why the call failed.
+            text: the result of the call, as the model will read it; JSON that fits `PendingInput.form`, if it has one.
+            failed: the text says why the call failed; a question of an MCP server is declined.
             rerun: a call in doubt runs again; there is no text then.
 
         Returns:
@@ -166,7 +166,7 @@ class Session:
         Raises:
             NotAsked: the call did not ask, or nobody waits for its answer any more.
             AnswerConflict: it was answered otherwise.
-            InvalidInput: it needs an approval, not an answer.
+            InvalidInput: it needs an approval, not an answer, or the text does not fit the form.
         """
         if rerun == bool(text) or (rerun and failed):
             raise InvalidInput("answer takes a text, or rerun=True without one")

@@ -293,6 +293,8 @@ class Question(NamespaceTable, table=True):
 
     Attributes:
         asked: how often the call had asked by then, this time included.
+        form: JSON Schema that the answer must fit; None for any text.
+        elicitation: names it, if it is the question of an MCP server.
         answer: `{"decision", "text"}`, and `remember` if the session shall remember it; None while nobody has answered.
     """
 
@@ -304,6 +306,8 @@ class Question(NamespaceTable, table=True):
     kind: str = text_column("")
     prompt: str = text_column("")
     options: list[Any] | None = json_column()
+    form: dict[str, Any] | None = json_column()
+    elicitation: str = text_column("")
     answer: dict[str, Any] | None = json_column()
     asked_at: int = number_column()
     answered_at: int = number_column()

@@ -96,7 +96,8 @@ def _settle(tx: Transaction, row: SessionRow, call: Row, result: dict[str, Any] 
     elif result is not None and (found := result_of(result)) is not None:
         outcome, content = found
     elif (call["state"] == "started" and call["child_id"] is None) or (
-        call["state"] == "asked" and questions.kinds(tx, row).get(call["call_id"]) == questions.IN_DOUBT
+        call["state"] == "asked"
+        and (call["executions"] > 0 or questions.kinds(tx, row).get(call["call_id"]) == questions.IN_DOUBT)
     ):
         outcome, content = "interrupted", INTERRUPTED
     since = tx.now if call["state"] == "requested" else call["updated_at"]

@@ -12,7 +12,7 @@ from sqlalchemy import func, select, update
 from understudy import events
 from understudy.approvals import APPROVAL, APPROVE, REJECT, memory
 from understudy.errors import AnswerConflict, InvalidInput, NotAsked
-from understudy.messages import storable
+from understudy.messages import encodable, storable
 from understudy.protocol import Decision
 from understudy.records import Ask
 
@@ -38,8 +38,8 @@ def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
     tx.insert(
         QUESTION,
         {"session_id": row.session_id, "call_id": asked.call_id, "asked": number, "run_id": row.run_id,
-         "kind": asked.kind, "prompt": prompt, "options": options, "answer": None, "asked_at": tx.now,
-         "answered_at": 0},
+         "kind": asked.kind, "prompt": prompt, "options": options, "form": encodable(asked.form),
+         "elicitation": asked.elicitation, "answer": None, "asked_at": tx.now, "answered_at": 0},
     )  # fmt: skip
     tx.update_call(
         row.session_id, asked.call_id, state="asked", epoch=row.epoch, executions=asked.executions, result=None,
@@ -115,7 +115,7 @@ def _check(tx: Transaction, row: SessionRow, decision: Decision) -> tuple[Row, d
             f"{', '.join(possible)}",
             session_id=session_id,
         )
-    if decision.decision == APPROVE and decision.text:
+    if decision.text and (decision.decision == APPROVE or (decision.decision == "ok" and question["form"] is not None)):
         _require_object(decision.text, session_id)
     said = {"decision": decision.decision, "text": storable(decision.text) if decision.decision != "rerun" else ""}
     if decision.remember:
@@ -132,9 +132,9 @@ def _require_object(text: str, session_id: str) -> None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the arguments are no JSON: {error}", session_id=session_id) from None
+        raise InvalidInput(f"the text is no JSON: {error}", session_id=session_id) from None
     if not isinstance(found, dict):
-        raise InvalidInput("the arguments must be a JSON object", session_id=session_id)
+        raise InvalidInput("the text must be a JSON object", session_id=session_id)
 
 
 def time_out(tx: Transaction, row: SessionRow, call_id: str, asked: int, said: dict[str, str]) -> None:
@@ -193,7 +193,8 @@ def _accept(
     if said["decision"] == APPROVE:
         _approve(tx, row, call_id, said["text"])
     else:
-        hand_in(tx, row, call_id, {**said, "kind": question["kind"], "asked": number})
+        asked = {"elicitation": question["elicitation"]} if question["elicitation"] else {}
+        hand_in(tx, row, call_id, {**said, "kind": question["kind"], "asked": number, **asked})
 
 
 def _approve(tx: Transaction, row: SessionRow, call_id: str, edited: str) -> None:

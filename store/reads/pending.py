@@ -66,6 +66,11 @@ SELECT_CALLED = select(SESSION.c.spec, SESSION.c.agent, TOOL_CALL.c.tool).join_f
     TOOL_CALL.c.call_id == bindparam("call"),
 )  # fmt: skip
 
+SELECT_FORM = select(QUESTION.c.form).where(
+    QUESTION.c.namespace == bindparam("ns"), QUESTION.c.session_id == bindparam("session"),
+    QUESTION.c.call_id == bindparam("call"), QUESTION.c.asked == bindparam("asked"),
+)  # fmt: skip
+
 
 def below(
     connection: Connection, namespace: str, session_id: str, run_id: str | None = None
@@ -98,3 +103,9 @@ def parameters(connection: Connection, namespace: str, session_id: str, call_id:
         return None
     tools = present(found["spec"], found["agent"])["tools"]
     return next((tool["parameters"] for tool in tools if tool["name"] == found["tool"]), None)
+
+
+def form(connection: Connection, namespace: str, session_id: str, call_id: str, asked: int) -> dict[str, Any] | None:
+    """The JSON schema of the answer to a question; None if any text is one, or nothing was asked."""
+    found = first(connection, SELECT_FORM, ns=namespace, session=session_id, call=call_id, asked=asked)
+    return found["form"] if found is not None else None

@@ -365,7 +365,7 @@ async def test_tools_are_chosen_and_ruled_by_patterns(dsn: str, tmp_path: Path) 
     rules = {tool["name"]: tool["on_crash"] for tool in record["extra"]["tools"]}
     assert rules == {
         "test_hold": "ask", "test_look": "rerun", "test_die_once": "rerun", "test_grow": "report",
-        "test_roots": "report", "test_list_resources": "rerun", "test_read_resource": "rerun",
+        "test_roots": "report", "test_order": "report", "test_list_resources": "rerun", "test_read_resource": "rerun",
         "test_get_prompt": "rerun",
     }  # fmt: skip
     assert json.loads(result) == {"roots": [{"uri": f"file://{tmp_path}", "name": tmp_path.name}]}

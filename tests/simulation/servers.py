@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from understudy.ports import ToolHost
-from understudy.tool_host.hosted_servers import HostedServers
+from understudy.tool_host.hosted_servers import Ask, HostedServers
 from understudy.tool_hosting import (
     LOST,
     OK,
@@ -139,7 +139,7 @@ class SimulatedServer:
         await asyncio.sleep(0.01)
         return [ServerTool(name, f"To {name}.", SCHEMA, on_crash) for name, on_crash in ON_CRASH.items()], []
 
-    async def call(self, call: ServerCall) -> ServerAnswer:
+    async def call(self, call: ServerCall, ask: Ask) -> ServerAnswer:
         given = call.arguments
         assert given is not None
         self.in_flight += 1
