@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from understudy.config import ModelProfile
-from understudy.errors import ServiceGone, UnderstudyError, UnknownSession
+from understudy.errors import ServiceGone, StoreError, UnderstudyError, UnknownSession
 from understudy.ports import ModelGateway
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin, Judged
@@ -338,7 +338,12 @@ class Calls:
                 continue
             if not response_id:
                 return
-            await self._identified(call.origin, response_id)
+            try:
+                await self._identified(call.origin, response_id)
+            except StoreError:  # of this one transaction: the id is not noted yet
+                log.warning("the id of the response to %s is committed once more", call.origin.request_key)
+                await asyncio.sleep(GROWTH_SECONDS)
+                continue
             known = response_id
 
     async def _judged(self, call: Call, answer: ModelAnswer) -> ModelAnswer:

@@ -13,7 +13,7 @@ from understudy.actors.asking import read_arguments
 from understudy.actors.conversation import readable
 from understudy.actors.repeats import repeats
 from understudy.config import ModelProfile
-from understudy.errors import ServiceGone
+from understudy.errors import ServiceGone, StoreError
 from understudy.messages import Message, ToolCall, Usage, encodable, storable
 from understudy.node.calls import Call, Calls
 from understudy.node.verdicts import Verdicts
@@ -429,4 +429,34 @@ async def test_an_answer_is_read_as_it_grows() -> None:
         ("s/r/1/1/0", [Part(0, REASONING, 0, "I see"), Part(1, CALL, 0, "{", 0, "f")]),
         ("s/r/1/1/1", [Part(0, TEXT, 0, "Hi")]),
     ]
+    await calls.close()
+
+
+async def test_a_responses_id_is_committed_until_it_is() -> None:
+    """Given a response that the endpoint keeps, when the transaction that notes its id fails, then it is noted by the
+    next one: until then, a death would have the response paid again."""
+    profiles, noted, failures = Profiles(), asyncio.Event(), 2
+    profiles.learn(ModelProfile("p", "key-of-a-test", protocol="responses", background=True))
+    said: list[str] = []
+
+    class Keeping(Answering):
+        async def response(self, _number: str, _key: str, known: str) -> str:
+            if known:
+                await asyncio.Event().wait()
+            return "resp-1"
+
+    async def identified(_origin: CallOrigin, response_id: str) -> None:
+        said.append(response_id)
+        if len(said) <= failures:
+            raise StoreError("could not serialize access")
+        noted.set()
+
+    gateway = Keeping()
+    calls = Calls(
+        gateway, "node", profiles, answered=nothing, identified=identified, lost=nothing, grown=lambda _: None,
+        followed=lambda _: False, verdicts=Verdicts(), attended=lambda _: False, unattended=nothing,
+    )  # type: ignore[arg-type]  # fmt: skip
+    calls.start(call())
+    await asyncio.wait_for(noted.wait(), 10)
+    assert said == ["resp-1"] * 3
     await calls.close()
