@@ -108,7 +108,9 @@ def try_tool(
         compiled = compile_spec(agent, model="offline", profile=NO_PROFILE, pickle=kept)
         known, blobs, whole = {tool["name"]: tool for tool in compiled.spec["tools"]}, compiled.blobs, compiled.spec
         if name not in known:
-            beyond = "; those of MCP servers need a session: `understudy run … --agent FILE`" if agent.mcp_servers else ""
+            beyond = (
+                "; those of MCP servers need a session: `understudy run … --agent FILE`" if agent.mcp_servers else ""
+            )
             raise InvalidInput(f"{agent.name} has no tool {name!r}; it has: {', '.join(known) or 'none'}{beyond}")
         spec = known[name]
     else:
