@@ -65,7 +65,9 @@ class Workspace:
 
     def __init__(self, root: str | None) -> None:
         if not root:
-            raise ToolError("this agent has no workspace: set `workspace` in its specification for files and commands")
+            raise ToolError(
+                "this agent has no workspace: set `workspace` in its specification to use files and commands"
+            )
         self.root = Path(os.path.realpath(root))
         if not self.root.is_dir():
             raise ToolError("the workspace of this agent does not exist, or is not a directory, on this node")

@@ -173,6 +173,10 @@ class Fallback:
     on: tuple[str, ...] = ("unavailable",)
 
 
+PROTOCOLS = ("chat", "responses", "anthropic")
+PROTOCOL_NAMES = "chat, responses or anthropic"
+
+
 @dataclass(frozen=True)
 class ModelProfile:
     """An endpoint and its credentials. Lives in memory of the services only; never in the store.
@@ -189,6 +193,9 @@ class ModelProfile:
             process has a call paid twice; of `responses` only.
         capabilities: of its models, by name, or `*` for all others; what is not declared is taken to be there.
         fallbacks: who is asked instead, in this order, when a call has failed for one of their causes.
+
+    Raises:
+        InvalidConfiguration: there is no such protocol, or background mode is of another one than `responses`.
     """
 
     name: str
@@ -202,6 +209,12 @@ class ModelProfile:
     background: bool = False
     capabilities: Mapping[str, Capabilities] = field(default_factory=dict, hash=False)
     fallbacks: tuple[Fallback, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise InvalidConfiguration(f"profile {self.name!r}: {self.protocol!r} must be {PROTOCOL_NAMES}")
+        if self.background and self.protocol != "responses":
+            raise InvalidConfiguration(f"profile {self.name!r}: background mode needs protocol='responses'")
 
     def after(self, known: ModelProfile | None) -> ModelProfile:
         """This profile in place of the one before it; it keeps prices that it lacks: budgets depend on them."""
@@ -362,8 +375,8 @@ def model_profiles_from_environment(environ: Mapping[str, str] | None = None) ->
     """
     env = os.environ if environ is None else environ
     protocol, background = env.get("UNDERSTUDY_PROTOCOL") or "", env.get("UNDERSTUDY_BACKGROUND") or "0"
-    if protocol not in ("", "chat", "responses", "anthropic"):
-        raise InvalidConfiguration(f"UNDERSTUDY_PROTOCOL={protocol!r} must be chat, responses or anthropic")
+    if protocol not in ("", *PROTOCOLS):
+        raise InvalidConfiguration(f"UNDERSTUDY_PROTOCOL={protocol!r} must be {PROTOCOL_NAMES}")
     if background not in ("0", "1") or (background == "1" and protocol != "responses"):
         raise InvalidConfiguration(
             f"UNDERSTUDY_BACKGROUND={background!r} must be 0, or 1 together with UNDERSTUDY_PROTOCOL=responses"

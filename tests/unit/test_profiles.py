@@ -70,6 +70,13 @@ def test_settings_that_say_nothing(wrong: dict[str, str]) -> None:
         model_profiles_from_environment({**OPENAI, **wrong})
 
 
+@pytest.mark.parametrize("wrong", [{"protocol": "grpc"}, {"background": True}])
+def test_profiles_that_say_nothing(wrong: dict[str, Any]) -> None:
+    """A profile of a protocol that nobody speaks, or in background mode with one that has none, is refused at once."""
+    with pytest.raises(InvalidConfiguration, match="profile 'p'"):
+        ModelProfile("p", KEY, **wrong)
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 FILE = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
