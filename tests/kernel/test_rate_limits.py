@@ -31,9 +31,9 @@ from .test_notices import nodes
 
 GIVEN = int(os.environ.get("UNDERSTUDY_TEST_PER_MINUTE", "0"))
 SESSIONS = 64 if GIVEN else 24
-PER_MINUTE = GIVEN or 1_200
-WINDOW = 60.0 if GIVEN else 1.5
-STOP = 5.0 if GIVEN else 1.5
+PER_MINUTE = GIVEN or 900
+WINDOW = 60.0 if GIVEN else 2.0
+STOP = 5.0 if GIVEN else 3.0
 """Seconds of the first refusal: meanwhile all sessions come to wait."""
 PATIENCE = 600.0 if GIVEN else 60.0
 
