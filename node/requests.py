@@ -225,7 +225,9 @@ class Requests:
         """Answer calls that wait for a person, all of them or none; returns those of which the answer is new. Raises as
         `questions.decide`."""
         for decision in decisions:
-            if decision.text and decision.decision in (APPROVE, "ok"):
+            # An answer in words waits for nothing: a cancel that is sent behind it must not come before it.
+            of_form = decision.decision == "ok" and decision.text.lstrip().startswith("{")
+            if of_form or (decision.decision == APPROVE and decision.text):
                 await self._require_fitting(session_id, decision)
 
         def operation(tx: Transaction) -> list[str]:

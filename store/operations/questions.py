@@ -115,7 +115,8 @@ def _check(tx: Transaction, row: SessionRow, decision: Decision) -> tuple[Row, d
             f"{', '.join(possible)}",
             session_id=session_id,
         )
-    if decision.text and (decision.decision == APPROVE or (decision.decision == "ok" and question["form"] is not None)):
+    of_form = decision.decision == "ok" and question["form"] is not None
+    if of_form or (decision.decision == APPROVE and decision.text):
         _require_object(decision.text, session_id)
     said = {"decision": decision.decision, "text": storable(decision.text) if decision.decision != "rerun" else ""}
     if decision.remember:
