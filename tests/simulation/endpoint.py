@@ -137,13 +137,14 @@ class Endpoint(httpx2.AsyncBaseTransport):
         messages = [message for message in messages if not content_text(message).startswith(f"{STEER} ")]
         said, heard = "", list[dict[str, Any]]()
         while messages[-1]["content"] == CONTINUE:
-            said = messages[-2]["content"] + said
-            del messages[-2:]
+            messages.pop()
+            if messages[-1]["role"] == "assistant":  # an empty one is no item of a request for a response
+                said = messages.pop()["content"] + said
         for message in messages:  # the same before a tool call that came with the rest of a reply
-            if message["content"] == CONTINUE:
-                heard.pop()
-            else:
+            if message["content"] != CONTINUE:
                 heard.append(message)
+            elif heard[-1]["role"] == "assistant":
+                heard.pop()
         reply = named(default_policy({**body, "messages": typed.without_rejected(heard)}), heard)
         reply = to_one_of(commands.named(reply, heard), body)
         if not reply.tool_calls and typed.is_wanted(body, said):
