@@ -43,7 +43,7 @@ from understudy.transport.remote_node import CalledNode
 from ..situation import describe as describe_situation
 
 SERVE_METRICS = "understudy.node.projection.serve_metrics"
-STUCK_SECONDS = 8.0
+STUCK_SECONDS = 20.0
 LEASE = 3_600_000_000
 POLICY = {"max_restarts": 100, "period": 60, "stuck_after": 3, "backoff": 0.01, "backoff_max": 0.05}
 

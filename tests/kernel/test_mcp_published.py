@@ -34,6 +34,12 @@ def of_npm(name: str) -> str:
     return str(program)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three real servers start in seconds, on a machine that has something else to do in more."""
+    monkeypatch.setattr(k, "STUCK_SECONDS", 60.0)
+
+
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A workspace with a Git repository that has a change."""
