@@ -331,8 +331,8 @@ class TestDescribe:
         assert all(len(found) == len({*found}) for found in names.values())
 
     def test_unknown_entries_are_refused(self) -> None:
-        """An unknown name lists the known ones; an undecorated function says what it lacks."""
-        with pytest.raises(InvalidSpec, match=r"'bsh'.*read_file.*spawn_agent"):
+        """An unknown name says which was meant, or where all are; an undecorated function says what it lacks."""
+        with pytest.raises(InvalidSpec, match=r"'bsh' \(did you mean 'bash'\?\).*understudy tools"):
             describe("bsh", pickle=None)
         with pytest.raises(InvalidSpec, match="@tool"):
             describe(find_out, pickle=None)
