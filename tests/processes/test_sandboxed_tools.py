@@ -27,7 +27,15 @@ from understudy.testing import LocalCluster
 
 pytestmark = pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem()))
 
-SESSIONS_OWN: Any = object()
+
+class SessionsOwn:
+    """What leads to a session's process, which can't be sent."""
+
+    async def directory(self) -> None:
+        """There are no skills."""
+
+
+SESSIONS_OWN: Any = SessionsOwn()
 """In place of what a session's context leads to: nothing of it can be sent to another process."""
 
 MODULE = """
