@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from understudy.config import ModelProfile
+from understudy.json_text import from_json
 from understudy.messages import Usage, storable
 from understudy.records import ModelRequest
 from understudy.streams import Piece
@@ -109,6 +110,17 @@ class Adapter(Protocol):
         Args:
             response_id: of a response to it that the endpoint keeps.
         """
+
+
+def object_of(data: str) -> dict[str, Any]:
+    """The JSON object that the data of an event, or a whole response, is. Raises `Malformed` for what is none."""
+    try:
+        found = from_json(data)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Malformed("not a JSON object")
+    return found
 
 
 def text_of(data: dict[str, Any], name: str) -> str:

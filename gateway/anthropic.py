@@ -14,7 +14,7 @@ from understudy.messages import CUT_OFF, PROVIDER_DATA, Usage
 from understudy.records import ModelRequest
 from understudy.streams import CALL, REASONING, TEXT, Piece
 
-from .adapters import EndpointError, Malformed, count_of, text_of
+from .adapters import EndpointError, Malformed, count_of, object_of, text_of
 from .anthropic_input import PROTOCOL, body_of
 from .provider_data import stamped
 
@@ -88,12 +88,7 @@ class MessageReading:
 
     def add(self, data: str) -> list[Piece]:
         """See `Reading.add`."""
-        try:
-            event = from_json(data)
-        except (ValueError, RecursionError) as error:
-            raise Malformed(f"not JSON: {error}") from None
-        if not isinstance(event, dict):
-            raise Malformed("not a JSON object")
+        event = object_of(data)
         try:
             return self._event(event)
         except (AttributeError, TypeError, KeyError) as error:

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from understudy.config import ModelProfile
-from understudy.json_text import from_json, to_json
+from understudy.json_text import to_json
 from understudy.messages import Usage
 from understudy.records import ModelRequest
 from understudy.streams import CALL, REASONING, REASONING_FIELDS, TEXT, Piece
 
-from .adapters import EndpointError, Malformed, count_of, text_of
+from .adapters import EndpointError, Malformed, count_of, object_of, text_of
 from .provider_data import without_provider_data
 
 
@@ -92,12 +92,7 @@ class Completion:
         if data == "[DONE]":
             self.done = True
             return []
-        try:
-            chunk = from_json(data)
-        except (ValueError, RecursionError) as error:
-            raise Malformed(f"not JSON: {error}") from None
-        if not isinstance(chunk, dict):
-            raise Malformed("not a JSON object")
+        chunk = object_of(data)
         if chunk.get("error"):
             raise EndpointError(chunk["error"])
         self.identifier = text_of(chunk, "id") or self.identifier

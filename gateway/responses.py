@@ -11,12 +11,12 @@ from typing import Any
 from urllib.parse import quote
 
 from understudy.config import ModelProfile
-from understudy.json_text import from_json, to_json
+from understudy.json_text import to_json
 from understudy.messages import CUT_OFF, PROVIDER_DATA, Usage
 from understudy.records import ModelRequest
 from understudy.streams import CALL, REASONING, TEXT, Piece
 
-from .adapters import EndpointError, Malformed, count_of, text_of
+from .adapters import EndpointError, Malformed, count_of, object_of, text_of
 from .provider_data import stamped
 from .responses_input import PROTOCOL, body_of
 
@@ -104,12 +104,7 @@ class ResponseReading:
         """See `Reading.add`."""
         if data == "[DONE]":  # of some that are compatible
             return []
-        try:
-            event = from_json(data)
-        except (ValueError, RecursionError) as error:
-            raise Malformed(f"not JSON: {error}") from None
-        if not isinstance(event, dict):
-            raise Malformed("not a JSON object")
+        event = object_of(data)
         try:
             if event.get("object") == "response":
                 return self._whole(event)
