@@ -15,7 +15,7 @@ from understudy.config import ModelProfile
 from understudy.errors import ServiceGone, StoreError, UnderstudyError, UnknownSession
 from understudy.ports import ModelGateway
 from understudy.profiles import Profiles
-from understudy.protocol import Attached, CallOrigin, Judged
+from understudy.protocol import Attached, CallOrigin, Growth, Judged
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.store.db.session_row import ActiveSession
 from understudy.streams import Parts
@@ -326,18 +326,11 @@ class Calls:
         """Commit under which id the endpoint has the response, as soon as it is known: whoever takes the call over,
         whatever has died, fetches that response instead of paying for another one."""
         known = call.origin.response_id
-        while self._calls.get(call.key) is call:
-            attached = await self.link.attached()
-            if call.gateway != attached.gateway:  # it is about to be handed over, or lost
-                await asyncio.sleep(GROWTH_SECONDS)
-                continue
-            try:
-                response_id = await self._gateway.response(attached.number, call.origin.key, known)
-            except ServiceGone:
-                self.link.lost(attached)
-                continue
-            if not response_id:
-                return
+
+        async def ask(number: str) -> str:
+            return await self._gateway.response(number, call.origin.key, known)
+
+        while response_id := await self._heard_of(call, ask):
             try:
                 await self._identified(call.origin, response_id)
             except StoreError:  # of this one transaction: the id is not noted yet
@@ -345,6 +338,23 @@ class Calls:
                 await asyncio.sleep(GROWTH_SECONDS)
                 continue
             known = response_id
+
+    async def _heard_of(self, call: Call, ask: Callable[[str], Awaitable[Wanted]]) -> Wanted | None:
+        """What the gateway that has a call says of it; None once the call is over.
+
+        Args:
+            ask: takes the number of the attachment; asked again of the next one if that is lost.
+        """
+        while self._calls.get(call.key) is call:
+            attached = await self.link.attached()
+            if call.gateway != attached.gateway:  # it is about to be handed over, or lost
+                await asyncio.sleep(GROWTH_SECONDS)
+                continue
+            try:
+                return await ask(attached.number)
+            except ServiceGone:
+                self.link.lost(attached)
+        return None
 
     async def _judged(self, call: Call, answer: ModelAnswer) -> ModelAnswer:
         """What counts of an answer, once the hooks beside its call have said so. A call that failed, or is not wanted
@@ -416,18 +426,11 @@ class Calls:
     async def _read_growth(self, call: Call) -> None:
         """Read what comes of an answer while somebody follows it."""
         session_id = call.origin.session_id
-        while self._calls.get(call.key) is call:
-            attached = await self.link.attached()
-            if call.gateway != attached.gateway:  # it is about to be handed over, or lost
-                await asyncio.sleep(GROWTH_SECONDS)
-                continue
-            try:
-                growth = await self._gateway.growth(
-                    attached.number, call.origin.key, call.restarts, call.parts.lengths
-                )  # fmt: skip
-            except ServiceGone:
-                self.link.lost(attached)
-                continue
+
+        async def ask(number: str) -> Growth:
+            return await self._gateway.growth(number, call.origin.key, call.restarts, call.parts.lengths)
+
+        while (growth := await self._heard_of(call, ask)) is not None:
             if growth.restarts != call.restarts:
                 call.restarts, call.parts = growth.restarts, Parts()
             call.parts.take(growth.parts)
