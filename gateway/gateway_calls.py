@@ -16,7 +16,6 @@ from dataclasses import replace
 from understudy.config import ModelProfile
 from understudy.errors import ModelProfileMissing, ServiceGone, UnderstudyError
 from understudy.estimates import estimate_usage
-from understudy.identifiers import new_identifier
 from understudy.messages import Usage
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin, Growth
@@ -25,7 +24,8 @@ from understudy.records import ModelAnswer, ModelRequest
 from understudy.redaction import know
 from understudy.streams import REASONING, TEXT, Parts, Piece
 from understudy.tasks import Tasks
-from understudy.waiting import is_set_within, ticks
+from understudy.transport.one_service import OneService
+from understudy.waiting import is_set_within
 
 from .gateway import Gateway
 from .histories import Histories
@@ -37,10 +37,6 @@ PROFILE_SECONDS = 30.0
 
 KEPT_SECONDS = 12 * 3_600.0
 """So long answers are kept for a node service that does not come back."""
-
-REPLACED_SECONDS = 10.0
-"""A node service is refused whose place another one has taken, unless that one has been silent for so long: several
-times as long as services let pass between two signs of life (`understudy.node.gateway_link.PROBE_SECONDS`)."""
 
 Prepare = Callable[[str], Awaitable[None]]
 """Makes a profile known that this process provides itself, by its name; does nothing about others."""
@@ -125,15 +121,11 @@ class GatewayCalls:
     def __init__(self, gateway: Gateway, prepare: Prepare = nothing_to_prepare) -> None:
         self.gateway = gateway
         self._prepare = prepare
-        self._identity = new_identifier()
-        self._number = ""
-        self._service = ""
-        self._replaced: set[str] = set()
+        self._service = OneService("the gateway")
         self._profiles = Profiles()
         self._histories = Histories()
         self._calls: dict[str, _HeldCall] = {}
         self._learned = asyncio.Event()
-        self._heard = time.monotonic()
         self._tasks = Tasks(log)
 
     @property
@@ -143,32 +135,23 @@ class GatewayCalls:
 
     async def attach(self, service: str, profiles: list[ModelProfile]) -> Attached:
         """See `ModelGateway.attach`."""
-        if service in self._replaced and time.monotonic() - self._heard < REPLACED_SECONDS:
-            # It was stopped, and goes on: what it does not know is not its to release. Unless it is the other one that
-            # should have been refused: what a process said before it died may arrive late, and then no more comes.
-            raise ServiceGone("another node service has taken this one's place")
-        if service != self._service:
-            self._replaced.discard(service)
-            self._replaced.add(self._service)
-            self._service = service
-        self._heard = time.monotonic()
+        self._service.attach(service)
         for profile in profiles:
             try:
                 self._learn(profile)
             except Exception:  # one that can't be used must not keep the others from being called
                 log.exception("model profile %s is refused", profile.name)
-        self._number = new_identifier()
         origins = [call.origin for call in self._calls.values()]
-        return Attached(self._identity, self._number, os.getpid(), origins, self._profiles.all())
+        return Attached(self._service.identity, self._service.number, os.getpid(), origins, self._profiles.all())
 
     async def register(self, number: str, profile: ModelProfile) -> None:
         """See `ModelGateway.register`."""
-        self._require(number)
+        self._service.require(number)
         self._learn(profile)
 
     async def call(self, number: str, origin: CallOrigin, request: ModelRequest | None) -> ModelAnswer | None:
         """See `ModelGateway.call`."""
-        self._require(number)
+        self._service.require(number)
         call = self._calls.get(origin.key)
         if call is None:
             request = self._histories.completed(origin, request) if request is not None else None
@@ -183,7 +166,7 @@ class GatewayCalls:
 
     async def growth(self, number: str, key: str, restarts: int, lengths: list[int]) -> Growth:
         """See `ModelGateway.growth`."""
-        self._require(number)
+        self._service.require(number)
         while (call := self._calls.get(key)) is not None:
             if (call.restarts, call.parts.lengths) != (restarts, lengths) or call.answer.done():
                 new = call.parts.after(lengths if call.restarts == restarts else [])
@@ -194,7 +177,7 @@ class GatewayCalls:
 
     async def response(self, number: str, key: str, known: str) -> str:
         """See `ModelGateway.response`."""
-        self._require(number)
+        self._service.require(number)
         while (call := self._calls.get(key)) is not None:
             if call.response_id not in ("", known):
                 return call.response_id
@@ -206,7 +189,7 @@ class GatewayCalls:
 
     async def abort(self, number: str, key: str) -> None:
         """See `ModelGateway.abort`."""
-        self._require(number)
+        self._service.require(number)
         call = self._calls.get(key)
         if call is not None and call.task is not None and not call.answer.done() and not call.aborted:
             call.aborted = True
@@ -215,7 +198,7 @@ class GatewayCalls:
 
     async def release(self, number: str, keys: list[str]) -> None:
         """See `ModelGateway.release`."""
-        self._require(number)
+        self._service.require(number)
         for key in keys:
             call = self._calls.pop(key, None)
             if call is not None:
@@ -223,28 +206,23 @@ class GatewayCalls:
 
     async def heard(self, number: str) -> None:
         """See `ModelGateway.heard`."""
-        self._require(number)
+        self._service.require(number)
 
     async def rates(self, number: str, seen: int) -> RateReport:
         """See `ModelGateway.rates`."""
-        self._require(number)
+        self._service.require(number)
         return await self.gateway.limits.reported(seen)
 
     async def share(self, number: str, shares: RateShares) -> RateReport:
         """See `ModelGateway.share`."""
-        self._require(number)
+        self._service.require(number)
         self.gateway.limits.share(shares)
         return self.gateway.limits.report()
 
     async def abandoned(self, seconds: float) -> None:
         """Return when no node service has been heard of for so long, or while there are answers that were paid for, and
         whose store may be away, for `KEPT_SECONDS`."""
-        self._heard = time.monotonic()
-        async for stood_still in ticks(seconds / 60):
-            if stood_still:  # what it did not hear tells nothing
-                self._heard = time.monotonic()
-            if time.monotonic() - self._heard > (KEPT_SECONDS if self._calls else seconds):
-                return
+        await self._service.abandoned(lambda: KEPT_SECONDS if self._calls else seconds, seconds / 60)
 
     async def close(self) -> None:
         """End all calls, and their connections."""
@@ -255,11 +233,6 @@ class GatewayCalls:
             call.drop()
         self._calls.clear()
         await self.gateway.close()
-
-    def _require(self, number: str) -> None:
-        if number != self._number:
-            raise ServiceGone("the gateway is another one, or has another node service")
-        self._heard = time.monotonic()
 
     def _learn(self, profile: ModelProfile) -> None:
         know(profile.api_key)

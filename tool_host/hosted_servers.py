@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
 from understudy.errors import ServiceGone, ToolError
-from understudy.identifiers import new_identifier
 from understudy.tasks import Tasks
 from understudy.tool_hosting import (
     ASKS,
@@ -32,6 +31,7 @@ from understudy.tool_hosting import (
     ServerTool,
     ServerTools,
 )
+from understudy.transport.one_service import OneService
 from understudy.waiting import ticks
 
 from .held_call import HeldCall
@@ -46,9 +46,6 @@ IDLE_SECONDS = 600.0
 """A server that nobody has needed for so long is ended; whoever needs it again starts it again."""
 
 LOOK_SECONDS = 10.0
-
-REPLACED_SECONDS = 10.0
-"""A node service is refused whose place another one has taken, unless that one has been silent for so long."""
 
 MISSING = (
     "MCP servers need the package `mcp`, which is not installed on this node: pip install 'understudy[mcp]' there."
@@ -99,11 +96,7 @@ class HostedServers:
 
     def __init__(self, make: Make = make_server) -> None:
         self._make = make
-        self._identity = new_identifier()
-        self._number = ""
-        self._service = ""
-        self._replaced: set[str] = set()
-        self._heard = time.monotonic()
+        self._service = OneService("the tool host")
         self._servers: dict[str, McpServerProcess] = {}
         self._calls: dict[str, HeldCall] = {}
         self._tasks = Tasks(log)
@@ -120,34 +113,27 @@ class HostedServers:
 
     async def attach(self, service: str) -> HostAttached:
         """See `ToolHost.attach`."""
-        if service in self._replaced and time.monotonic() - self._heard < REPLACED_SECONDS:
-            raise ServiceGone("another node service has taken this one's place")
-        if service != self._service:
-            self._replaced.discard(service)
-            self._replaced.add(self._service)
-            self._service = service
-        self._heard = time.monotonic()
-        self._number = new_identifier()
+        self._service.attach(service)
         self._tasks.alone("look", self._look)
-        return HostAttached(self._identity, self._number, os.getpid())
+        return HostAttached(self._service.identity, self._service.number, os.getpid())
 
     async def tools(self, number: str, server: ServerConfiguration) -> ServerTools:
         """See `ToolHost.tools`."""
-        self._require(number)
+        self._service.require(number)
         try:
             found, left_out = await (await self._server(server)).tools()
         except ToolError as error:
-            return ServerTools(self._identity, error=error.message)
-        return ServerTools(self._identity, found, left_out=left_out)
+            return ServerTools(self._service.identity, error=error.message)
+        return ServerTools(self._service.identity, found, left_out=left_out)
 
     async def call(self, number: str, key: str, server: ServerConfiguration, call: ServerCall) -> ServerAnswer:
         """See `ToolHost.call`."""
-        self._require(number)
+        self._service.require(number)
         held = self._calls.get(key)
         if held is None:
             if call.arguments is None:
                 return ServerAnswer(UNKNOWN)
-            if call.host != self._identity:
+            if call.host != self._service.identity:
                 return ServerAnswer(LOST, "the process that was to make the call has ended")
             held = self._calls[key] = HeldCall()
             held.task = self._tasks.spawn(self._answer(held, server, call))
@@ -164,7 +150,7 @@ class HostedServers:
 
     async def cancel(self, number: str, key: str) -> None:
         """See `ToolHost.cancel`."""
-        self._require(number)
+        self._service.require(number)
         held = self._calls.get(key)
         if held is not None and held.task is not None and not held.answer.done():
             held.answer.set_result(ServerAnswer(ERROR, "the call was cancelled"))
@@ -174,22 +160,17 @@ class HostedServers:
 
     async def release(self, number: str, keys: list[str]) -> None:
         """See `ToolHost.release`."""
-        self._require(number)
+        self._service.require(number)
         for key in keys:
             self._forget(key)
 
     async def heard(self, number: str) -> None:
         """See `ToolHost.heard`."""
-        self._require(number)
+        self._service.require(number)
 
     async def abandoned(self, seconds: float) -> None:
         """Return when no node service has been heard of for so long."""
-        self._heard = time.monotonic()
-        async for stood_still in ticks(seconds / 60):
-            if stood_still:  # what it did not hear tells nothing
-                self._heard = time.monotonic()
-            if time.monotonic() - self._heard > seconds:
-                return
+        await self._service.abandoned(lambda: seconds, seconds / 60)
 
     async def close(self) -> None:
         """End all calls and all servers."""
@@ -200,11 +181,6 @@ class HostedServers:
             self._forget(key)
         servers, self._servers = list(self._servers.values()), {}
         await asyncio.gather(*(server.close() for server in servers))
-
-    def _require(self, number: str) -> None:
-        if number != self._number:
-            raise ServiceGone("the tool host is another one, or has another node service")
-        self._heard = time.monotonic()
 
     async def _server(self, configuration: ServerConfiguration) -> McpServerProcess:
         if configuration.instance not in self._servers:

@@ -23,6 +23,7 @@ from understudy.protocol import CallOrigin, Growth
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.redaction import redacted
 from understudy.streams import CALL, REASONING, TEXT, Part, Piece
+from understudy.transport import one_service
 from understudy.transport.channel import Channel
 from understudy.transport.remote_gateway import RemoteGateway
 from understudy.transport.remote_node import SocketCalls
@@ -166,7 +167,7 @@ async def test_a_service_that_was_replaced_is_refused() -> None:
 async def test_a_dead_services_late_word_shuts_nobody_out_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a service that attached, when that of one arrives late which died before, then the living one is refused
     until nothing more has come of the dead one for a while; it has the gateway again then."""
-    monkeypatch.setattr(gateway_calls, "REPLACED_SECONDS", 0.2)
+    monkeypatch.setattr(one_service, "REPLACED_SECONDS", 0.2)
     calls = GatewayCalls(Endpoint())
     await calls.attach("two", [])
     await calls.attach("one", [])
@@ -334,8 +335,8 @@ async def test_a_gateway_that_nobody_needs_says_so(monkeypatch: pytest.MonkeyPat
             yield False
             looks.task_done()
 
-    monkeypatch.setattr(gateway_calls, "ticks", ticks)
-    monkeypatch.setattr(gateway_calls, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(one_service, "ticks", ticks)
+    monkeypatch.setattr(one_service, "time", SimpleNamespace(monotonic=lambda: now))
     calls = GatewayCalls(Endpoint())
     number = (await calls.attach("one", [])).number
     abandoned = asyncio.create_task(calls.abandoned(300.0))
