@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import signal
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from understudy.errors import ToolError
 
+from .short_process import import_path, output_of
 from .tools import ToolContext, tool
 from .workspace import MAX_MATCHES, Workspace, compile_glob, read_lines, refuse_binary
 
@@ -166,26 +164,10 @@ json.dump(search(**request), sys.stdout)
 
 
 async def _search_process(request: dict[str, Any]) -> str:
-    pipe = asyncio.subprocess.PIPE
-    # -I: nothing is imported from the current directory, nor from where PYTHONPATH points.
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-c", _SEARCH),
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
-        cwd="/",
-    )
-    try:
-        import_path = [entry for entry in sys.path if Path(entry).is_absolute()]
-        output, errors = await process.communicate(json.dumps({**request, "import_path": import_path}).encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()  # until its pipes are closed as well: `wait` returns before
-    if process.returncode == -signal.SIGALRM:
-        raise ToolError(f"the search took longer than {SEARCH_SECONDS} s: use a simpler pattern or a smaller path")
-    if process.returncode:
-        raise ToolError(f"the search failed: {errors.decode(errors='replace').strip()[-300:]}")
+    output = await output_of(
+        _SEARCH, json.dumps({**request, "import_path": import_path()}).encode(), failed="the search failed",
+        too_long=f"the search took longer than {SEARCH_SECONDS} s: use a simpler pattern or a smaller path",
+    )  # fmt: skip
     return _listing(json.loads(output), MAX_MATCHES, "matches")
 
 

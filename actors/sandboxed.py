@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from understudy.errors import ToolError
 from .parameters import ToolContext
 from .results import Result, received
 from .sandbox import run_confined
+from .short_process import import_path
 from .workspace import Workspace
 
 CONTEXT = "the call's context"
@@ -50,17 +50,17 @@ def in_sandbox(spec: dict[str, Any]) -> Callable[..., Coroutine[Any, Any, Result
         }
         skills = await context.skills_directory()
         workspace = None if context.workspace is None else str(Workspace(context.workspace).root)
-        import_path = [entry for entry in sys.path if os.path.isabs(entry)]
+        paths = import_path()
         request = {
             "spec": {name: value for name, value in spec.items() if name != "sandbox"},
-            "arguments": arguments, "context": {**told, "workspace": workspace}, "import_path": import_path,
+            "arguments": arguments, "context": {**told, "workspace": workspace}, "import_path": paths,
             "skills": skills, "web": msgspec.to_builtins(context.web),
         }  # fmt: skip
         # -I: nothing is imported from the current directory, nor from where PYTHONPATH points. Its time is `execute`'s.
         ended = await run_confined(
             [sys.executable, "-I", "-c", _PROGRAM], workspace, context.confinement, seconds=None,
             kept=MAX_ANSWER_BYTES, variables={"TRACEPARENT": context.traceparent} if context.traceparent else {},
-            code=[*_code(spec["source"]["import"], import_path), *([skills] if skills is not None else [])],
+            code=[*_code(spec["source"]["import"], paths), *([skills] if skills is not None else [])],
             sent=json.dumps(request).encode(),
         )  # fmt: skip
         return _content(spec["name"], ended.code, ended.output)
@@ -85,7 +85,7 @@ def _content(name: str, code: int, output: bytes) -> Result:
     return received(content, attachments)
 
 
-def _code(reference: str, import_path: list[str]) -> Iterator[str]:
+def _code(reference: str, paths: list[str]) -> Iterator[str]:
     """What can be imported outside of this Python's own directories: modules and packages, but no other files beside
     them, where keys may be."""
     top = sys.modules.get(reference.partition(":")[0].partition(".")[0])
@@ -93,7 +93,7 @@ def _code(reference: str, import_path: list[str]) -> Iterator[str]:
         yield from getattr(module, "__path__", ())
     if top is not None and not hasattr(top, "__path__") and top.__file__:
         yield top.__file__
-    for entry in map(Path, import_path):
+    for entry in map(Path, paths):
         if entry.is_relative_to(sys.prefix) or entry.is_relative_to(sys.base_prefix):
             continue
         if entry.name in ("site-packages", "dist-packages") or entry.is_file():

@@ -7,13 +7,10 @@ frame's environment, and nothing of what it loads stays in the frame.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
-import signal
-import sys
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,6 +18,7 @@ import msgspec
 from understudy.attachments import MAX_NAME, File, Image
 from understudy.errors import InvalidInput, ToolError
 
+from .short_process import import_path, output_of
 from .tools import ToolContext, tool
 from .web_rules import Page, Wanted
 
@@ -86,25 +84,9 @@ def _shown(page: Page, offset: int) -> str:
 
 
 async def _fetched(wanted: Wanted) -> Page:
-    import_path = [entry for entry in sys.path if Path(entry).is_absolute()]
-    request = json.dumps(import_path).encode() + b"\n" + msgspec.json.encode(wanted)
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-c", _PROGRAM),
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
-        cwd="/",
-        env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
-    )
-    try:
-        output, errors = await process.communicate(request)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()  # until its pipes are closed as well: `wait` returns before
-    if process.returncode == -signal.SIGALRM:
-        raise ToolError(f"it took longer than {FETCH_SECONDS} s")
-    if process.returncode:
-        raise ToolError(f"fetching failed: {errors.decode(errors='replace').strip()[-300:]}")
+    request = json.dumps(import_path()).encode() + b"\n" + msgspec.json.encode(wanted)
+    output = await output_of(
+        _PROGRAM, request, too_long=f"it took longer than {FETCH_SECONDS} s", failed="fetching failed",
+        environment={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+    )  # fmt: skip
     return msgspec.json.decode(output, type=Page)
