@@ -7,6 +7,9 @@ from .indicators import AGENT, FLEET, MILLION, MODEL, model_error_share, quantil
 from .model import BLUE, GREEN, GREY, RED, YELLOW, Query, Row, lines, table
 from .promql import or_zero, share
 
+RATE_LIMITS = "profile, model, resource"
+LIMITED = "{{profile}} {{model}} {{resource}}"
+
 
 def models() -> Row:
     """Model calls, tokens and money."""
@@ -88,6 +91,25 @@ def models() -> Row:
                 "By node service. At a profile's `max_concurrency` more calls wait in line.",
                 Query(FLEET.total(names.MODEL_CALLS_IN_FLIGHT, by="instance"), "{{instance}}"),
                 stacked=True,
+                width=12,
+            ),
+            lines(
+                "Rate limits",
+                "What endpoints permit in a minute, as given or learned, and what all nodes together may use of it "
+                "now. Flat 0: no limit is known.",
+                Query(or_zero(FLEET.total(names.RATE_LIMIT, by=RATE_LIMITS, function="max")), f"{LIMITED} limit"),
+                Query(or_zero(FLEET.total(names.RATE_SHARE, by=RATE_LIMITS)), f"{LIMITED} shared out"),
+                unit="short",
+                width=12,
+            ),
+            lines(
+                "Waiting for a rate limit",
+                "Model requests that wait for their turn, how many seconds of waiting there are per second, and "
+                "requests that an endpoint refused all the same (429): other users share its limit.",
+                Query(or_zero(FLEET.total(names.RATE_WAITING, by="profile")), "{{profile}} waiting now"),
+                Query(or_zero(FLEET.rate(names.RATE_WAITED, by="profile")), "{{profile}} waited"),
+                Query(or_zero(FLEET.rate(names.RATE_REFUSED, by="profile")), "{{profile}} refused per second"),
+                unit="short",
                 width=12,
             ),
         ),
