@@ -371,7 +371,8 @@ def model_profiles_from_environment(environ: Mapping[str, str] | None = None) ->
     another.
 
     Raises:
-        InvalidConfiguration: a file can't be read, or is empty; a setting is none of those that there are.
+        InvalidConfiguration: a file can't be read, or is empty; a setting is none of those that there are, or names
+            the protocol of a provider without a key.
     """
     env = os.environ if environ is None else environ
     protocol, background = env.get("UNDERSTUDY_PROTOCOL") or "", env.get("UNDERSTUDY_BACKGROUND") or "0"
@@ -387,6 +388,8 @@ def model_profiles_from_environment(environ: Mapping[str, str] | None = None) ->
         found.append(_profile_of(env, "OPENAI", own, background=background == "1"))
     if _has_key(env, "ANTHROPIC"):
         found.append(_profile_of(env, "ANTHROPIC", "anthropic"))
+    elif protocol == "anthropic":
+        raise InvalidConfiguration("UNDERSTUDY_PROTOCOL='anthropic' needs ANTHROPIC_API_KEY or ANTHROPIC_API_KEY_FILE")
     return sorted(found, key=lambda profile: profile.protocol != protocol)
 
 

@@ -74,6 +74,8 @@ class Endpoint:
         self._base = client.base_url
         self._url = self._under(self.adapter.path)
         own = self.adapter.headers(profile)
+        # A redirect to another host loses `Authorization`, but would be given a key in any other header.
+        self._follows = own is None
         given = client.default_headers.items() if own is None else own.items()
         self._headers = httpx2.Headers({name: value for name, value in given if isinstance(value, str)})
         if own is None:
@@ -105,7 +107,7 @@ class Endpoint:
 
     async def _send(self, method: str, url: httpx2.URL, content: bytes | None) -> httpx2.Response:
         request = self.http.build_request(method, url, headers=self._headers, content=content)
-        response = await self.http.send(request, stream=True)
+        response = await self.http.send(request, stream=True, follow_redirects=self._follows)
         if not response.is_success:
             try:
                 raise _error_of(response, (await read_within(response, ERROR_LIMIT)).decode("utf-8", "replace"))

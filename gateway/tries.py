@@ -301,7 +301,11 @@ class Tries:
                 if status == 429:
                     self._rate_limited(message, headers, after, error.code)
             raise _Failure(self.endpoint.clean(message), status=status, code=error.code, retry_after=after) from None
-        if kind == "text/html" and status not in (401, 403):
+        if error.response.is_redirect:
+            place = headers.get("location", "").partition("?")[0]
+            self._not_the_protocol(status, kind, f"It redirects to {place}, which is not given the key.")
+        unknown = status == 404 and not (isinstance(error.body, dict) and error.body.get("message"))
+        if unknown or (kind == "text/html" and status not in (401, 403)):
             self._not_the_protocol(status, kind, "")
         self._refuse(message, status, error.code)
 

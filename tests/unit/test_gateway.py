@@ -459,6 +459,7 @@ async def test_refusals_are_final(status: int, code: str | None) -> None:
     [
         (http_answer("<html>It works!</html>", "text/html; charset=utf-8"), "text/html"),
         (http_answer("<html>Not found</html>", "text/html", "404 Not Found"), "404"),
+        (http_answer('{"detail": "Not Found"}', "application/json", "404 Not Found"), "404"),
         (http_answer("hello", "text/plain"), "text/plain"),
         (http_answer("[]", "application/json"), "not a JSON object"),
         (http_answer("{}", "application/json"), "without an answer"),

@@ -62,10 +62,17 @@ def test_profiles_of_both_providers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"UNDERSTUDY_PROTOCOL": "grpc"}, {"UNDERSTUDY_BACKGROUND": "1"}, {"UNDERSTUDY_BACKGROUND": "x"}]
+    "wrong",
+    [
+        {"UNDERSTUDY_PROTOCOL": "grpc"},
+        {"UNDERSTUDY_PROTOCOL": "anthropic"},
+        {"UNDERSTUDY_BACKGROUND": "1"},
+        {"UNDERSTUDY_BACKGROUND": "x"},
+    ],
 )
 def test_settings_that_say_nothing(wrong: dict[str, str]) -> None:
-    """A protocol that nobody speaks, and background mode with a protocol that has none, are errors with the setting."""
+    """A protocol that nobody speaks or for which there is no key, and background mode with a protocol that has none,
+    are errors with the setting."""
     with pytest.raises(InvalidConfiguration, match=next(iter(wrong))):
         model_profiles_from_environment({**OPENAI, **wrong})
 

@@ -21,6 +21,7 @@ from understudy.messages import PROVIDER_DATA, Message, ToolCall
 from understudy.rates import Rates
 from understudy.records import ModelAnswer, ModelRequest
 from understudy.streams import CALL, REASONING, TEXT, Piece
+from understudy.testing.http import CALLS
 from understudy.testing.messages_api import chat_body
 from understudy.testing.offline import MESSAGES, Faults, OfflineServer, RateLimit, Refusal, policy_from_script
 
@@ -309,6 +310,23 @@ async def test_errors_in_the_stream(kind: str) -> None:
     ):
         found = await failure_of(model.call(request()), ERRORS[kind])
     assert found.details["provider_code"] == kind
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_key_does_not_follow_a_redirect_to_another_host(protocol: str) -> None:
+    """Where the key's header would go wherever the endpoint redirects to, the call fails and says where that is; else
+    the other host is sent no key."""
+    with OfflineServer() as other:
+        place = other.url.replace("127.0.0.1", "localhost").removesuffix("/v1") + dict(zip(PROTOCOLS, CALLS))[protocol]
+        answer = http_answer(b"", status=f"307 Temporary Redirect\r\nlocation: {place}")
+        async with endpoint(answer) as url, gateway(url, protocol=protocol) as model:
+            if protocol == "anthropic":
+                error = await failure_of(model.call(request()), ModelProtocolError)
+                assert f"redirects to {place}" in error.message
+                assert other.count == 0
+            else:
+                await model.call(request())
+                assert KEY not in str(other.requests[0].headers)
 
 
 odd = st.recursive(
