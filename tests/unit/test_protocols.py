@@ -317,7 +317,8 @@ async def test_a_key_does_not_follow_a_redirect_to_another_host(protocol: str) -
     """Where the key's header would go wherever the endpoint redirects to, the call fails and says where that is; else
     the other host is sent no key."""
     with OfflineServer() as other:
-        place = other.url.replace("127.0.0.1", "localhost").removesuffix("/v1") + dict(zip(PROTOCOLS, CALLS))[protocol]
+        path = CALLS[PROTOCOLS.index(protocol)]
+        place = other.url.replace("127.0.0.1", "localhost").removesuffix("/v1") + path
         answer = http_answer(b"", status=f"307 Temporary Redirect\r\nlocation: {place}")
         async with endpoint(answer) as url, gateway(url, protocol=protocol) as model:
             if protocol == "anthropic":
