@@ -251,7 +251,8 @@ class AgentSpec(Strict):
         deadline: seconds for one model call, retries included.
         stall: seconds without a byte from the endpoint after which a try of a model call is given up, and made again.
         priority: of its model calls where requests have to wait for a rate limit (`docs/rate-limits.md`): a tree gets
-            turns in the proportion 4 (`high`), 2 (`normal`), 1 (`low`) to others that wait.
+            turns in the proportion 4 (`high`), 2 (`normal`), 1 (`low`) to others that wait. None: that of the agent
+            that names it as a sub-agent or for a handoff, and `normal` where none does.
         context: how much of a long history the model is sent.
         approve: tools whose calls a person must approve before they are executed (`Session.approve`), beside those with
             `@tool(approve=True)`: names, or patterns as of file names (`write_*`).
@@ -315,7 +316,7 @@ class AgentSpec(Strict):
     follow_ups: Literal["queue", "merge"] = "queue"
     deadline: float = Field(600.0, gt=0, le=86_400)
     stall: float = Field(300.0, gt=0, le=86_400)
-    priority: Literal["high", "normal", "low"] = "normal"
+    priority: Literal["high", "normal", "low"] | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
     budget: Budgets | None = None
     restart: RestartPolicy = Field(default_factory=RestartPolicy)

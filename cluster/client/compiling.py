@@ -47,7 +47,7 @@ PLAIN = (
 
 UNUSUAL = {
     "follow_ups": "queue", "approve_timeout": None, "approve_default": "reject", "answer_timeout": None,
-    "answer_default": None, "description": "", "priority": "normal",
+    "answer_default": None, "description": "", "priority": None,
 }  # fmt: skip
 """Fields that are left out where they say what is usual, as older versions did."""
 
@@ -103,7 +103,7 @@ def compile_spec(
     model, profile, table = spec.model or model, spec.profile or profile, {}
     for name, agent in others.items():
         with _of_agent(f"handoffs.{name}"):
-            other = _compiled(agent, [], model=model, profile=profile, pickle=pickle)
+            other = _compiled(_within(spec, agent), [], model=model, profile=profile, pickle=pickle)
         table[name] = other.spec
         found.blobs.update(other.blobs)
         found.uses_own_code = found.uses_own_code or other.uses_own_code
@@ -151,7 +151,7 @@ def _compiled(
     own_code = any(_is_own(function["source"]) for function in (*tools, *hooks, *providers))
     for agent in spec.agents:
         with _of_agent(f"agents.{agent.name}"):
-            child = compile_spec(agent, model=model, profile=spec.profile or profile, pickle=pickle)
+            child = compile_spec(_within(spec, agent), model=model, profile=spec.profile or profile, pickle=pickle)
         agents[agent.name] = child.spec
         blobs.update(child.blobs)
         own_code = own_code or child.uses_own_code
@@ -185,6 +185,11 @@ def _compiled(
     }  # fmt: skip
     _seal(compiled, spec)
     return Compiled(compiled, blobs, own_code)
+
+
+def _within(spec: AgentSpec, agent: AgentSpec) -> AgentSpec:
+    """An agent that another one names, with what it has from that one."""
+    return agent.model_copy(update={"priority": spec.priority}) if agent.priority is None else agent
 
 
 @contextmanager

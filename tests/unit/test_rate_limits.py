@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from understudy.cluster.client.compiling import compile_spec
 from understudy.config import ModelProfile
 from understudy.gateway import admission as admitting
 from understudy.gateway import limits as limiting
@@ -21,6 +22,7 @@ from understudy.gateway.rate_headers import seconds_until, stated_limits
 from understudy.messages import Usage
 from understudy.rates import Rates, RateShare, RateShares
 from understudy.records import ModelRequest
+from understudy.spec import AgentSpec
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -171,6 +173,18 @@ def test_priorities_weigh_and_starve_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     assert abs(first["high"] - 40) <= 2
     assert abs(first["normal"] - 20) <= 2
     assert abs(first["low"] - 10) <= 2
+
+
+def test_a_priority_is_inherited() -> None:
+    """Given an agent with a priority, then those that it names have it, down to the last, unless they say another."""
+    own = AgentSpec(name="own", priority="normal")
+    last, other = AgentSpec(name="last"), AgentSpec(name="other")
+    middle = AgentSpec(name="middle", tools=["spawn_agent"], agents=[last, own])
+    top = AgentSpec(name="top", priority="high", tools=["spawn_agent"], agents=[middle], handoffs=[other])
+    spec = compile_spec(top, model="offline", profile=None).spec
+    below = spec["agents"]["middle"]["agents"]
+    found = [one.get("priority") for one in (spec, below["last"], below["own"], spec["handoffs"]["other"])]
+    assert found == ["high", "high", "normal", "high"]
 
 
 def test_tokens_are_reserved_and_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
