@@ -12,6 +12,7 @@ from understudy.events import Event, ToolFinished
 from understudy.identifiers import digest
 from understudy.ports import ToolHost
 from understudy.records import ActivationId
+from understudy.store.operations import beginnings
 from understudy.store.operations.holding import require_held
 from understudy.store.transaction import Transaction
 from understudy.tasks import Tasks
@@ -168,7 +169,8 @@ class ToolServers:
             row = tx.session(activation.session_id)
             require_held(row, activation, frame_id)
             spec = self._specifications.within(tx, activation.session_id)
-            return configuration_of(spec, server, f"{row.session_id}/{row.created_at}", row.root_id)
+            created = beginnings.created_at(tx, row.root_id)
+            return configuration_of(spec, server, f"{row.session_id}/{row.created_at}", f"{row.root_id}/{created}")
 
         found = await self._node.journal.submit(operation, activation.session_id)
         if len(self._known) > MOST_KNOWN:
@@ -177,11 +179,11 @@ class ToolServers:
         return found
 
 
-def configuration_of(spec: dict[str, Any], server: str, session: str, root_id: str) -> ServerConfiguration:
+def configuration_of(spec: dict[str, Any], server: str, session: str, tree: str) -> ServerConfiguration:
     """What a server of an agent is started with: who shares one has an equal one.
 
     Args:
-        session: names it, and no other one that had its id.
+        session, tree: name them, and no other ones that had their ids.
 
     Raises:
         InvalidInput: the agent has no such server.
@@ -189,7 +191,7 @@ def configuration_of(spec: dict[str, Any], server: str, session: str, root_id: s
     entry = next((one for one in spec.get("mcp_servers", ()) if one["name"] == server), None)
     if entry is None:
         raise InvalidInput(f"agent {spec['name']!r} has no MCP server {server!r}")
-    scope = {"session": f"session/{session}", "tree": f"tree/{root_id}", "node": "node"}[entry["share"]]
+    scope = {"session": f"session/{session}", "tree": f"tree/{tree}", "node": "node"}[entry["share"]]
     workspace = spec["workspace"] or ""
     return ServerConfiguration(
         digest(scope, entry["key"], workspace), server, list(entry["command"]), entry["url"] or "",

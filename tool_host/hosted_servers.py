@@ -35,7 +35,7 @@ from understudy.transport.one_service import OneService
 from understudy.waiting import ticks
 
 from .held_call import HeldCall
-from .limits import KEPT_ANSWERS, KEPT_SECONDS
+from .limits import KEPT_ANSWERS, KEPT_SECONDS, MOST_SERVERS
 
 if TYPE_CHECKING:
     from .server import Server
@@ -183,12 +183,23 @@ class HostedServers:
         await asyncio.gather(*(server.close() for server in servers))
 
     async def _server(self, configuration: ServerConfiguration) -> McpServerProcess:
-        if configuration.instance not in self._servers:
+        while configuration.instance not in self._servers:
+            if len(self._servers) >= MOST_SERVERS:
+                await self._end_unused()
+                continue
             made = await self._make(configuration)
             self._servers.setdefault(configuration.instance, made)  # another caller may have been faster
         server = self._servers[configuration.instance]
         server.used = time.monotonic()
         return server
+
+    async def _end_unused(self) -> None:
+        """End the server that nobody has needed for longest. Raises `ToolError` if all of them are at calls."""
+        unused = [(server.used, instance) for instance, server in self._servers.items() if not server.in_flight]
+        if not unused:
+            raise ToolError(f"{MOST_SERVERS} MCP servers are at calls on this node, and there may be no more")
+        log.info("an MCP server is ended, as there may be no more than %s", MOST_SERVERS)
+        await self._servers.pop(min(unused)[1]).close()
 
     async def _answer(self, held: HeldCall, configuration: ServerConfiguration, call: ServerCall) -> None:
         """Make a call. It has an answer in the end, whatever happens."""

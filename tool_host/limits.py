@@ -20,6 +20,9 @@ LONGEST_DESCRIPTION = 10_000
 LONGEST_SCHEMA = 50_000
 """Bytes of a tool's schema."""
 
+MOST_SERVERS = 64
+"""Servers of one host at once; those that nobody is at leave for others."""
+
 MOST_QUESTIONS = 20
 """Questions that a server may ask a person during one call."""
 

@@ -52,9 +52,18 @@ SELECT_DIGEST = select(
 SELECT_CLOSED = select(SESSION.c.closed).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
 )
+SELECT_CREATED = select(SESSION.c.created_at).where(
+    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
+)
 SELECT_CONTENT = select(RUN.c.content).where(
     RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
 )
+
+
+def created_at(tx: Transaction, session_id: str) -> int:
+    """When a session was made (microseconds since 1970): another one that had its id was made at another time."""
+    found: int | None = tx.read_one(SELECT_CREATED, session_id, session=session_id)
+    return found or 0
 
 
 def create_session(

@@ -15,8 +15,10 @@ import pytest
 
 from understudy.cluster.client.compiling import compile_spec
 from understudy.mcp_servers import McpServer
+from understudy.node.node_service import NodeService
 from understudy.records import ActivationId
 from understudy.spec import AgentSpec
+from understudy.store.upkeep import retention
 from understudy.tool_hosting import ServerAnswer, ServerCall
 
 from ..mcp_calls import calls, command, pids, until, until_called
@@ -413,6 +415,27 @@ async def test_a_server_is_shared_as_far_as_it_says(share: str, dsn: str, tmp_pa
         for session_id in ("one", "two"):
             await kernel.run(session_id, spec)
     assert calls(tmp_path) == ["start"] * {"session": 4, "tree": 2, "node": 1}[share]
+
+
+async def test_a_tree_that_has_a_removed_ones_id_has_its_own_server(dsn: str, tmp_path: Path) -> None:
+    """Given a tree that was removed and is made again, then the server of the first one is not the second one's."""
+    spec = agent([("test_add", {"a": 2, "b": 3})], "done", servers=[server(tmp_path, share="tree")])
+
+    async def remove(service: NodeService) -> retention.Removed:
+        return await service.journal.submit(lambda tx: retention.drop_tree(tx, "s"), "s")
+
+    async with k.running(dsn, tmp_path) as kernel:
+        await kernel.run("s", spec)
+        await kernel.quiet()
+        async with asyncio.timeout(60):
+            while True:  # until its events are exported
+                if not (await kernel.remote(remove)).kept:
+                    break
+                await asyncio.sleep(0.01)
+        await kernel.spawn("s", spec)
+        await kernel.send("s", run_id="again")
+        await kernel.end("s", "again")
+    assert calls(tmp_path) == ["start", "add 2 3"] * 2
 
 
 async def test_a_shared_server_is_started_again_under_many_sessions(dsn: str, tmp_path: Path) -> None:

@@ -175,6 +175,23 @@ async def test_a_server_that_nobody_needs_is_ended(tmp_path: Path, monkeypatch: 
         assert (await made.call("add", a=1, b=2)).content == "3"
 
 
+async def test_there_are_no_more_servers_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given as many servers as there may be, then another one takes the place of the one that was not needed for
+    longest; where all of them are at calls it is refused."""
+    monkeypatch.setattr(hosted_servers, "MOST_SERVERS", 2)
+    async with stage(tmp_path) as on:
+        configured = {name: on.configuration(instance=name) for name in ("one", "two", "three")}
+        for name in ("one", "two", "one", "three"):
+            assert not (await on.tools(configured[name])).error
+        assert sorted(on.host._servers) == ["one", "three"]
+        held = [asyncio.create_task(on.call("hold", configured[name], word=name)) for name in ("one", "three")]
+        for name in ("one", "three"):
+            await on.until_called(f"hold {name}")
+        assert "there may be no more" in (await on.tools(configured["two"])).error
+        (tmp_path / "go").touch()
+        await asyncio.gather(*held)
+
+
 async def test_a_server_that_cannot_be_started_is_tried_less_and_less_often(tmp_path: Path) -> None:
     """A server that ends at once is started again after pauses that grow; who would wait too long is refused."""
     made_by = ["sh", "-c", f"echo tried >> {tmp_path}/tries; echo reason >&2; exit 1"]
