@@ -32,7 +32,7 @@ dev: $(VENV)/installed-dev ## .venv with everything that tests and checks need
 test: dev ## the quick tier of the tests, against the installed wheel: some five minutes
 	$(BIN)/pytest $(PARALLEL) --tier quick
 
-test-all: dev ## all tests: some 25 minutes
+test-all: dev ## all tests: some 30 minutes
 	$(BIN)/pytest $(PARALLEL)
 
 check: dev ## lint, types and tests, as CI does

@@ -10,43 +10,41 @@ from collections.abc import Iterable
 import pytest
 
 QUICK, REST, ALL = "quick", "rest", "all"
-SHARE = 5
-"""The quick tier dies at every fifth point of a sweep, on average."""
+SHARES = {QUICK: 5, REST: 2}
+"""The quick tier dies at every fifth point of a sweep and the rest tier at every second one, drawn anew each time."""
 
 FRESH_SEEDS = "UNDERSTUDY_FRESH_SEEDS"
 """The environment variable with the first of the seeds that this test session simulates and nobody has tried."""
 
-_seed: int | None = None
+_share = 1
+_seed = 0
 
 
 def options(parser: pytest.Parser) -> None:
     """The command line's options."""
     parser.addoption("--tier", choices=(QUICK, REST, ALL), default=ALL, help="quick: minutes; rest: all that it leaves")
-    parser.addoption("--share-seed", type=int, default=int(time.time()), help="which points the quick tier dies at")
+    parser.addoption("--share-seed", type=int, default=int(time.time()), help="which points of a sweep are drawn")
 
 
 def configure(config: pytest.Config) -> None:
     """Prepare what `points` draws from."""
-    global _seed
-    _seed = config.getoption("--share-seed") if config.getoption("--tier") == QUICK else None
+    global _share, _seed
+    _share, _seed = SHARES.get(config.getoption("--tier"), 1), config.getoption("--share-seed")
     os.environ.setdefault(FRESH_SEEDS, str(int(time.time()) % 1_000_000 * 1_000))  # workers inherit it
 
 
 def header() -> str:
     """A line for the report's head."""
-    if _seed is None:
-        return f"fresh seeds: from {os.environ[FRESH_SEEDS]} on; the same ones again: {FRESH_SEEDS}=…"
-    return f"quick tier: SQLite, every {SHARE}th point of a sweep; the same ones again: --share-seed {_seed}"
+    drawn = f"points of sweeps: one in {_share}; the same ones again: --share-seed {_seed}"
+    return f"{drawn}; fresh seeds: from {os.environ[FRESH_SEEDS]} on; the same ones again: {FRESH_SEEDS}=…"
 
 
 def points(every: Iterable[int], *, is_sqlite: bool = True) -> list[int]:
-    """Those points of a sweep that are tried: all of them, or in the quick tier a share. Both backends run the same
+    """Those points of a sweep that are tried: all of them, or the tier's share. Both backends run the same
     transactions: on the slower one a third is enough."""
     found = list(every)[:: 1 if is_sqlite else 3]
-    if _seed is None:
-        return found
     test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].partition(" ")[0].partition("@")[0]
-    return found[random.Random(f"{_seed}/{test}").randrange(SHARE) :: SHARE]
+    return found[random.Random(f"{_seed}/{test}").randrange(_share) :: _share]
 
 
 def select(items: list[pytest.Item], tier: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
