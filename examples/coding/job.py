@@ -75,6 +75,7 @@ def coder(directory: Path, model: str | None, *, offline: bool) -> AgentSpec:
     return AgentSpec(
         name="coder", instructions=INSTRUCTIONS + (OFFLINE_LINE if offline else ""), model=model,
         workspace=str(directory), tools=["files", "bash"], restart=RESTART, max_rounds=60,
+        repeat_limit=0,  # a call that is cut off by kill after kill has to be asked for again
     )  # fmt: skip
 
 
