@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from understudy.telemetry import telemetry_of
 from understudy.transport.channel import Ticket
 from understudy.transport.ends import process_identity
 from understudy.transport.remote_node import Attempt, RemoteNode, SocketCalls
+from understudy.transport.service_socket import ServiceSocket
 from understudy.waiting import ticks
 
 from .gateways import OwnGateway, OwnToolHost
@@ -60,16 +61,27 @@ CPU_SLIVER = 0.01
 """Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
 
 
-@ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE)
-class GatewayActor:
-    """A node's gateway as an actor; restarted by Ray when it dies. Its node service starts it; it outlives that one."""
+class Calls(Protocol):
+    """What an actor does that outlives its node service."""
 
-    def __init__(self, node_id: str, latency: float, telemetry: dict[str, str]) -> None:
-        from understudy.gateway.hosting import GatewayHost
+    async def abandoned(self, seconds: float) -> None:
+        """Return when no node service has been heard of for so long."""
 
-        logs.set_up("gateway", {**telemetry_of(os.environ), **telemetry})
-        self._host = GatewayHost(latency)
-        self._socket = GatewaySocket(node_id, self._host.calls)
+    async def close(self) -> None:
+        """End all of it."""
+
+
+class LastingActor:
+    """An actor beside a node service, which starts it and which it outlives; restarted by Ray when it dies.
+
+    Args:
+        calls: what it does.
+        socket: where its node service asks for it.
+    """
+
+    def __init__(self, calls: Calls, socket: ServiceSocket) -> None:
+        self._calls = calls
+        self._socket = socket
         self._orphan: asyncio.Task[None] | None = None
         # Also one that Ray has restarted, and that nobody calls any more.
         ray.get_runtime_context().current_actor.start.remote()
@@ -80,52 +92,43 @@ class GatewayActor:
             self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
 
     async def admit(self, _role: str, _name: str) -> Ticket:
-        """A ticket for the node service (`GatewaySocket.admit`)."""
+        """A ticket for the node service (`ServiceSocket.admit`)."""
         return await self._socket.admit()
 
     async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
-        """See `GatewaySocket.answer`: for a node service that can't reach the socket."""
+        """See `ServiceSocket.answer`: for a node service that can't reach the socket."""
         return await self._socket.answer(call_id, method, *arguments)
 
     async def _exit_alone(self) -> None:
-        await self._host.calls.abandoned(ORPHAN_SECONDS)
+        await self._calls.abandoned(ORPHAN_SECONDS)
         log.warning("no node service for %.0f s: leaving", ORPHAN_SECONDS)
+        await self._calls.close()
         ray.kill(ray.get_runtime_context().current_actor)  # for good: one that only exits is started again
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE)
-class ToolHostActor:
-    """A node's tool host as an actor; restarted by Ray when it dies. Its node service starts it when a session has MCP
-    servers; it outlives that one."""
+class GatewayActor(LastingActor):
+    """A node's gateway as an actor."""
+
+    def __init__(self, node_id: str, latency: float, telemetry: dict[str, str]) -> None:
+        from understudy.gateway.hosting import GatewayHost
+
+        logs.set_up("gateway", {**telemetry_of(os.environ), **telemetry})
+        self._host = GatewayHost(latency)
+        super().__init__(self._host.calls, GatewaySocket(node_id, self._host.calls))
+
+
+@ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE)
+class ToolHostActor(LastingActor):
+    """A node's tool host as an actor. Its node service starts it when a session has MCP servers."""
 
     def __init__(self, node_id: str, telemetry: dict[str, str]) -> None:
         from understudy.tool_host.host_socket import ToolHostSocket
         from understudy.tool_host.hosted_servers import HostedServers
 
         logs.set_up("tools", {**telemetry_of(os.environ), **telemetry})
-        self._servers = HostedServers()
-        self._socket = ToolHostSocket(node_id, self._servers)
-        self._orphan: asyncio.Task[None] | None = None
-        ray.get_runtime_context().current_actor.start.remote()  # see `GatewayActor`
-
-    async def start(self) -> None:
-        """End this actor when nobody has called it for long."""
-        if self._orphan is None:
-            self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
-
-    async def admit(self, _role: str, _name: str) -> Ticket:
-        """A ticket for the node service (`ToolHostSocket.admit`)."""
-        return await self._socket.admit()
-
-    async def repeated(self, call_id: str, method: str, *arguments: Any) -> Any:
-        """See `ToolHostSocket.answer`: for a node service that can't reach the socket."""
-        return await self._socket.answer(call_id, method, *arguments)
-
-    async def _exit_alone(self) -> None:
-        await self._servers.abandoned(ORPHAN_SECONDS)
-        log.warning("no node service for %.0f s: leaving", ORPHAN_SECONDS)
-        await self._servers.close()
-        ray.kill(ray.get_runtime_context().current_actor)
+        servers = HostedServers()
+        super().__init__(servers, ToolHostSocket(node_id, servers))
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4})
