@@ -13,8 +13,8 @@ from understudy.messages import Message, ToolCall
 from understudy.records import CallState
 
 REPEATED = (
-    "not executed: you asked for the same call with the same arguments in each of your last turns, and its result above "
-    "was the same each time. Go on with it, try something else, or give your final answer."
+    "not executed: you asked for the same call with the same arguments in each of your last turns, and its result "
+    "above was the same each time. Go on with it, try something else, or give your final answer."
 )
 
 
