@@ -52,7 +52,7 @@ class Server:
             "die_once": (self.die_once, {}, {"readOnlyHint": True}),
             "flood": (self.flood, {"size": NUMBER}, {}),
             "fail": (self.fail, {}, {}),
-            "secret": (self.secret, {}, {}),
+            "secret": (self.secret, {"key": {**STRING, "default": os.environ.get("TEST_MCP_VALUE")}}, {}),
             "grow": (self.grow, {}, {}),
             "roots": (self.roots, {}, {}),
             "untrue": (self.untrue, {}, {}),
@@ -113,7 +113,7 @@ class Server:
         """Fail."""
         raise ValueError("it does not work")
 
-    def secret(self) -> str:
+    def secret(self, key: str) -> str:
         """The variables that it has been given."""
         return f"{os.environ.get('TEST_MCP_VALUE', 'none')} {os.environ.get('TEST_MCP_OTHER', 'none')}"
 

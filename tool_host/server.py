@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from importlib.metadata import version
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -148,7 +148,7 @@ class Server:
             raise self._unusable(f"it did not list its tools: {_message(error)}") from None
         self._pause = FIRST_PAUSE
         listed, left_out = found
-        return [replace(tool, description=self._without_secrets(tool.description)) for tool in listed], left_out
+        return [self._shown(tool) for tool in listed], left_out
 
     async def call(self, call: ServerCall, ask: Ask) -> ServerAnswer:
         """Have it do something, and say how that ended. Raises `CancelledError` when the caller cancels: the server is
@@ -354,6 +354,11 @@ class Server:
         said = f"the MCP server {self.configuration.name} can't be used: {why}. {self._last_words()}"
         return ToolError(redacted(said.strip()))
 
+    def _shown(self, tool: ServerTool) -> ServerTool:
+        """A tool as it may be committed and sent to a model."""
+        described = self._without_secrets(tool.description)
+        return replace(tool, description=described, parameters=_with_texts(tool.parameters, self._without_secrets))
+
     def _without_secrets(self, text: str) -> str:
         """A text of the server's without the values that it was given, which are nobody else's."""
         for value in self._given:
@@ -363,6 +368,17 @@ class Server:
     def _last_words(self) -> str:
         words = self._process.errors.tail() if self._process is not None else ""
         return f"It wrote last: {words[-500:]}" if words else ""
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON data with its texts, the names of fields among them, changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_with_texts(item, change) for item in value]
+    if isinstance(value, dict):
+        return {change(name): _with_texts(item, change) for name, item in value.items()}
+    return value
 
 
 async def _unchecked(_tool: str, _result: Any) -> None:

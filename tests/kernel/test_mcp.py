@@ -395,9 +395,12 @@ async def test_secrets_are_for_the_server_alone(
     caplog.set_level("INFO")
     named = [server(tmp_path, environment=["TEST_MCP_VALUE"]), server(tmp_path, "bare", environment=["TEST_MCP_NONE"])]
     async with k.running(dsn, tmp_path) as kernel:
-        await kernel.run("s", agent([("test_secret", {})], "done", servers=named))
+        await kernel.run("s", agent([("test_secret", {"key": "x"})], "done", servers=named))
         results, events = await kernel.results(), await kernel.events("s")
+        sent = json.dumps([request.body for request in kernel.server.requests])
     assert results == ["*** none"]
+    assert '"default": "***"' in sent
+    assert "sesame" not in sent
     assert "started with ***" in caplog.text
     assert "sesame" not in caplog.text + json.dumps(events)
     assert [event["data"]["server"] for event in events if event["type"] == FAILED] == ["bare"]
