@@ -35,8 +35,11 @@ class LocalTasks:
         digest = task.tool["source"].get("blob")
         blob = await read_blob(digest) if digest else None
         loop, thread = asyncio.get_running_loop(), LoopThread("understudy-task")
+
+        def pass_on(reports: list[Report]) -> None:
+            loop.call_soon_threadsafe(reported, reports)
+
         try:
-            work = run_task(task, blob, self._unpickle, lambda reports: loop.call_soon_threadsafe(reported, reports))
-            return await asyncio.wrap_future(thread.submit(work))
+            return await asyncio.wrap_future(thread.submit(run_task(task, blob, self._unpickle, pass_on)))
         finally:
             await asyncio.to_thread(thread.stop, END_SECONDS)
