@@ -69,7 +69,7 @@ class Node(Protocol):
 
         Args:
             service: that may begin it.
-            after: the caller has the reports up to this number (`TaskNews.last`); None if it has none: then it is told
+            after: the caller has the reports up to this number (`TaskNews.last`); None if it has none: then it gets
                 all that are not committed.
 
         Returns:

@@ -56,7 +56,7 @@ async def tell(context: ToolContext) -> str:
     for number in (2, 3):
         context.emit("row", number)
     context.progress(1)
-    return "told"
+    return "done"
 
 
 @tool(num_gpus=1, on_crash="rerun")
@@ -72,7 +72,7 @@ async def tell_again(context: ToolContext) -> str:
         assert holder is not None
         kernel.kill(holder)
         context.emit("row", number)
-    return "told"
+    return "done"
 
 
 def spec(called: Any = tell) -> dict[str, Any]:
@@ -97,7 +97,7 @@ async def test_reports_are_committed_while_the_tool_runs(store: str, tmp_path: P
         assert runner.kernel is not None
         await runner.kernel.run("s", spec())
         assert await logged(runner.kernel) == ["started", 1, 0.5, 2, 3, 1.0, "ok"]
-        assert await runner.kernel.results() == ["told"]
+        assert await runner.kernel.results() == ["done"]
 
 
 @pytest.mark.sweep
@@ -140,7 +140,7 @@ async def test_a_process_that_dies_has_reported(tmp_path: Path) -> None:
         assert "tool_in_doubt" not in await runner.kernel.types("s")
 
 
-async def test_an_activation_that_is_over_is_told_nothing(tmp_path: Path) -> None:
+async def test_an_activation_that_is_over_gets_nothing(tmp_path: Path) -> None:
     """Given a frame that asks, when another one has the session, then it is fenced where there is something new."""
     async with running(tmp_path) as runner:
         kernel = runner.kernel
@@ -168,7 +168,7 @@ def row(number: int) -> CustomEvent:
 
 
 async def test_what_is_kept() -> None:
-    """The latest progress, and events until they are committed; a caller is told what it does not have."""
+    """The latest progress, and events until they are committed; a caller gets what it does not have."""
     kept = Reported()
     more = kept.more
     for number in range(10_000):
@@ -196,7 +196,7 @@ def in_a_thread(context: ToolContext) -> str:
     for number in range(1_000):
         context.progress(number / 999)
     context.emit("row", "sk\ud800")
-    return "told"
+    return "done"
 
 
 @tool(num_gpus=1, timeout=0.01)
@@ -219,7 +219,7 @@ def test_what_a_process_says() -> None:
     assert len(progress) <= 3
     assert progress[-1] == 1.0
     assert last.result is not None
-    assert (last.result.outcome, last.result.content) == ("ok", "told")
+    assert (last.result.outcome, last.result.content) == ("ok", "done")
 
     *said, last = news_of_task(task(too_long, 0.01), None, None)
     assert said == [TaskNews([CustomEvent(call_id="r/1/0", tool="too_long", name="row", data=1)])]
@@ -227,7 +227,7 @@ def test_what_a_process_says() -> None:
     assert last.result.outcome == "timeout"
 
 
-def test_a_local_cluster_tells_them() -> None:
+def test_a_local_cluster_shows_them() -> None:
     """A program that follows a run sees what such a tool reports in its thread."""
     from understudy import AgentSpec
 
