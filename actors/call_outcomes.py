@@ -122,7 +122,9 @@ class CallOutcomes:
     async def run(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
         """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
         async with limit:
-            outcome = await self._tasks.attach(spec, self._context(call)) if _may_go_on_elsewhere(call, spec) else None
+            outcome = None
+            if _may_go_on_elsewhere(call, spec):
+                outcome = await self._elsewhere(call, partial(self._tasks.attach, spec, self._context(call)))
             item = self.answer_to(call) if call.state in ("asked", "waiting") else None
             said = answer_for_server(item.payload) if item is not None else None
             if is_of_server(spec) and (call.state == "started" or said is not None):
@@ -258,12 +260,24 @@ class CallOutcomes:
                 await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
                 if self._window.stops:
                     return Outcome("cancelled", "cancelled")
-            outcome = await self._tasks.run(spec, context, arguments, service)
+            outcome = await self._elsewhere(call, partial(self._tasks.run, spec, context, arguments, service))
             if outcome is not None:
                 return await self.conclude(call, outcome, executions=call.executions + 1)
             if spec["on_crash"] != "rerun":
                 return await self._lost_elsewhere(begun(call), spec)
+            await self._commits.flush()  # what follows in the log is the next process's
+            if self._window.stops:
+                return Outcome("cancelled", "cancelled")
         return await self.conclude(call, Outcome("error", LOST), executions=call.executions + 1)
+
+    async def _elsewhere(
+        self, call: CallState, ask: Callable[[CallReports], Awaitable[Outcome | None]]
+    ) -> Outcome | None:
+        """How a call ended in a process of its own; None if nobody knows: then what it had reported comes first."""
+        outcome = await ask(self.reports.of(call))
+        if outcome is None:
+            self._commits.draft.entries += self.reports.end(call.call_id)
+        return outcome
 
     async def _lost_elsewhere(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
         """A call is in doubt since its process died, not this one; None if a person is asked."""

@@ -15,6 +15,7 @@ from understudy.events import CustomEvent, ToolProgress
 from understudy.json_text import from_json, to_json
 from understudy.messages import encodable
 from understudy.records import CallState
+from understudy.tool_tasks import Report
 
 from .execution import presentable
 
@@ -37,7 +38,7 @@ class CallReports:
         self._of: dict[str, Any] = {"call_id": call.call_id, "tool": call.tool}
         self._all = all_of
         self._lock = threading.Lock()
-        self._waiting: list[ToolProgress | CustomEvent] = []
+        self._waiting: list[Report] = []
         self._count = self._bytes = 0
         self._progress_at = 0.0
         self._ended = False
@@ -48,16 +49,7 @@ class CallReports:
             if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or fraction != fraction:
                 raise ToolError(f"progress: the fraction must be a number from 0 to 1, or None; it is {fraction!r}")
             fraction = min(1.0, max(0.0, float(fraction)))
-        event = ToolProgress(fraction=fraction, text=str(text), **self._of)
-        with self._lock:
-            if self._ended:
-                return
-            before = len(self._waiting)
-            self._waiting = [other for other in self._waiting if not isinstance(other, ToolProgress)]
-            is_first = len(self._waiting) == before
-            self._waiting.append(event)
-        if is_first:
-            self._all.changed()
+        self.pass_on(ToolProgress(fraction=fraction, text=str(text), **self._of))
 
     def emit(self, name: str, data: Any) -> None:
         """See `ToolContext.emit`."""
@@ -81,6 +73,20 @@ class CallReports:
             self._waiting.append(CustomEvent(name=presentable(name), data=data, **self._of))
         self._all.changed()
 
+    def pass_on(self, report: Report) -> None:
+        """Take a report as it is. Of progress only the latest waits; once the call has ended nothing is taken."""
+        with self._lock:
+            if self._ended:
+                return
+            is_news = True
+            if isinstance(report, ToolProgress):
+                before = len(self._waiting)
+                self._waiting = [other for other in self._waiting if not isinstance(other, ToolProgress)]
+                is_news = len(self._waiting) == before
+            self._waiting.append(report)
+        if is_news:
+            self._all.changed()
+
     def wait(self, now: float) -> float | None:
         """Seconds until there is something to take; None if nothing waits."""
         with self._lock:
@@ -88,7 +94,7 @@ class CallReports:
                 return 0.0
             return max(0.0, self._progress_at - now) if self._waiting else None
 
-    def take(self, now: float, *, end: bool = False) -> list[ToolProgress | CustomEvent]:
+    def take(self, now: float, *, end: bool = False) -> list[Report]:
         """What may be committed now, in order.
 
         Args:
@@ -118,7 +124,7 @@ class Reports:
         reports = self._calls[call.call_id] = CallReports(call, self)
         return reports
 
-    def end(self, call_id: str) -> list[ToolProgress | CustomEvent]:
+    def end(self, call_id: str) -> list[Report]:
         """What a call has reported and was not taken; its result comes next, and nothing else of it."""
         reports = self._calls.pop(call_id, None)
         return reports.take(time.monotonic(), end=True) if reports is not None else []
@@ -131,7 +137,7 @@ class Reports:
                 self._look()
         return self._due
 
-    def take(self) -> list[ToolProgress | CustomEvent]:
+    def take(self) -> list[Report]:
         """What may be committed now."""
         now = time.monotonic()
         return [event for reports in self._calls.values() for event in reports.take(now)]
@@ -157,7 +163,7 @@ class Reports:
             self._later = self._loop.call_later(min(waits), self._look)
 
 
-def _shown(event: ToolProgress | CustomEvent) -> ToolProgress | CustomEvent:
+def _shown(event: Report) -> Report:
     """An event as it may be committed. Most of what a tool says of its progress never is, and needs no look."""
     if isinstance(event, CustomEvent):
         return event

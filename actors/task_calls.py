@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from typing import Any
 
+from msgspec.structs import replace
+
 from understudy.errors import UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.ports import Node
@@ -14,6 +16,7 @@ from understudy.tool_tasks import TaskResult, ToolTask
 
 from .commits import Patience
 from .execution import Outcome
+from .reports import CallReports
 from .tools import LoadedTool, ToolContext
 from .window import Window
 
@@ -54,29 +57,42 @@ class TaskCalls:
         with self._patience.waiting():
             return await self._node.task_service(self._frame_id)
 
-    async def run(self, spec: dict[str, Any], context: ToolContext, arguments: str, service: str) -> Outcome | None:
+    async def run(
+        self, spec: dict[str, Any], context: ToolContext, arguments: str, service: str, reports: CallReports
+    ) -> Outcome | None:
         """Begin a call, unless it is under way or has its result; how it ended. None: its process is gone, or the
         service is, and nobody knows.
 
         Args:
             service: that may begin it; another one must not.
+            reports: take what the tool reports meanwhile.
         """
-        return await self._ask(self._task(spec, context, arguments, new_identifier()), service)
+        return await self._ask(self._task(spec, context, arguments, new_identifier()), service, reports)
 
-    async def attach(self, spec: dict[str, Any], context: ToolContext) -> Outcome | None:
-        """How a call ended, or will end, that an earlier activation has begun; None if nobody knows."""
-        return await self._ask(self._task(spec, context, "", ""), "")
+    async def attach(self, spec: dict[str, Any], context: ToolContext, reports: CallReports) -> Outcome | None:
+        """How a call ended, or will end, that an earlier activation has begun; None if nobody knows.
 
-    async def _ask(self, task: ToolTask, service: str) -> Outcome | None:
+        Args:
+            reports: take what the tool has reported that is not committed, and what it reports meanwhile.
+        """
+        return await self._ask(self._task(spec, context, "", ""), "", reports)
+
+    async def _ask(self, task: ToolTask, service: str, reports: CallReports) -> Outcome | None:
         activation = self._window.activation
+        after: int | None = None
         try:
             with self._patience.waiting():  # for resources, however long; the process looks after the call's own time
-                found = await self._node.task(self._frame_id, activation, task, service)
+                while found := await self._node.task(self._frame_id, activation, task, service, after):
+                    for report in found.reports:
+                        reports.pass_on(report)
+                    if found.result is not None:
+                        return _outcome(found.result)
+                    after, task = found.last, replace(task, attempt="", arguments="")  # it has begun
+                return None
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError, UnderstudyError):
                 await asyncio.wait_for(self._node.end_task(self._frame_id, activation, task.call_id), END_SECONDS)
             raise
-        return _outcome(found) if found is not None else None
 
     def _task(self, spec: dict[str, Any], context: ToolContext, arguments: str, attempt: str) -> ToolTask:
         return ToolTask(

@@ -13,7 +13,7 @@ from .rates import RateReport, RateShares
 from .reads import Note
 from .records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
 from .tool_hosting import HostAttached, ServerAnswer, ServerCall, ServerConfiguration, ServerTools
-from .tool_tasks import TaskResult, ToolTask
+from .tool_tasks import Report, TaskNews, TaskResult, ToolTask
 
 
 class Node(Protocol):
@@ -61,11 +61,16 @@ class Node(Protocol):
         """The name of this service, which only it has: a call that was begun in a process of its own is known by the
         service that began it, and by no other."""
 
-    async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:
-        """Have a tool call executed in a process of its own, unless it is under way, or has ended, here: how it ended.
+    async def task(
+        self, frame_id: str, activation: ActivationId, task: ToolTask, service: str, after: int | None
+    ) -> TaskNews | None:
+        """Have a tool call executed in a process of its own, unless it is under way, or has ended, here. Returns once
+        there is something new of it: reports, its result, or both. A caller asks until it has the result.
 
         Args:
             service: that may begin it.
+            after: the caller has the reports up to this number (`TaskNews.last`); None if it has none: then it gets
+                all that are not committed.
 
         Returns:
             None: it was begun and nobody knows what became of it; or this is another service, or it was not to begin.
@@ -115,12 +120,19 @@ class Node(Protocol):
 class TaskRunner(Protocol):
     """Executes tool calls in processes of their own."""
 
-    async def run(self, task: ToolTask, read_blob: Callable[[str], Awaitable[bytes]]) -> TaskResult | None:
+    async def run(
+        self,
+        task: ToolTask,
+        read_blob: Callable[[str], Awaitable[bytes]],
+        reported: Callable[[list[Report]], None],
+    ) -> TaskResult | None:
         """Execute a call once, wherever there is what `task.tool["task"]` asks for: how it ended. It waits for that,
         however long. If it is cancelled, so is the call.
 
         Args:
             read_blob: code and definitions of placements by their hash.
+            reported: is given what the tool reports, in order, on the caller's event loop, before the result is
+                returned.
 
         Returns:
             None: its process is gone, and nobody knows what it did.

@@ -9,6 +9,11 @@ from typing import Any
 
 import msgspec
 
+from .events import CustomEvent, ToolProgress
+
+Report = ToolProgress | CustomEvent
+"""What a tool reports while it runs."""
+
 
 class ToolTask(msgspec.Struct, frozen=True):
     """A tool call as such a process is given it.
@@ -47,3 +52,17 @@ class TaskResult(msgspec.Struct, frozen=True):
     duration: int = 0
     started_at: int = 0
     attachments: list[dict[str, Any]] = []
+
+
+class TaskNews(msgspec.Struct, frozen=True):
+    """What is new of such a call.
+
+    Attributes:
+        reports: in order.
+        result: how it ended; None while it goes on.
+        last: number of the last report, as the node service counts the call's; 0 if it has none.
+    """
+
+    reports: list[Report] = []
+    result: TaskResult | None = None
+    last: int = 0

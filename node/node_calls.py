@@ -18,7 +18,7 @@ from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
 from understudy.supervisor.ports import NodeReport, TakenUp
 from understudy.tool_hosting import ServerAnswer, ServerCall, ServerTools
-from understudy.tool_tasks import TaskResult, ToolTask
+from understudy.tool_tasks import TaskNews, ToolTask
 from understudy.transport.serving import Serving
 from understudy.transport.signatures import signature_of
 
@@ -87,9 +87,11 @@ class NodeCalls(ABC):
         del frame_id  # the socket compares it with the one that the caller has
         return (await self._node()).tasks.service
 
-    async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:
+    async def task(
+        self, frame_id: str, activation: ActivationId, task: ToolTask, service: str, after: int | None
+    ) -> TaskNews | None:
         """See `understudy.ports.Node.task`."""
-        return await (await self._node()).tasks.run(frame_id, activation, task, service)
+        return await (await self._node()).tasks.run(frame_id, activation, task, service, after)
 
     async def end_task(self, frame_id: str, activation: ActivationId, call_id: str) -> None:
         """See `understudy.ports.Node.end_task`."""

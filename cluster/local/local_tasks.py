@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from understudy.actors.task_worker import run_task
-from understudy.tool_tasks import TaskResult, ToolTask
+from understudy.tool_tasks import Report, TaskResult, ToolTask
 
 from ..client.background import LoopThread
 
@@ -25,12 +25,21 @@ class LocalTasks:
     def __init__(self, unpickle: Callable[[bytes], Any] | None) -> None:
         self._unpickle = unpickle
 
-    async def run(self, task: ToolTask, read_blob: Callable[[str], Awaitable[bytes]]) -> TaskResult | None:
+    async def run(
+        self,
+        task: ToolTask,
+        read_blob: Callable[[str], Awaitable[bytes]],
+        reported: Callable[[list[Report]], None],
+    ) -> TaskResult | None:
         """See `TaskRunner.run`."""
         digest = task.tool["source"].get("blob")
         blob = await read_blob(digest) if digest else None
-        thread = LoopThread("understudy-task")
+        loop, thread = asyncio.get_running_loop(), LoopThread("understudy-task")
+
+        def pass_on(reports: list[Report]) -> None:
+            loop.call_soon_threadsafe(reported, reports)
+
         try:
-            return await asyncio.wrap_future(thread.submit(run_task(task, blob, self._unpickle)))
+            return await asyncio.wrap_future(thread.submit(run_task(task, blob, self._unpickle, pass_on)))
         finally:
             await asyncio.to_thread(thread.stop, END_SECONDS)

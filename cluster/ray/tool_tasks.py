@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,31 +20,35 @@ from understudy.environment import keep_for_tools
 from understudy.errors import UnderstudyError
 from understudy.protocol import packed, unpacked
 from understudy.telemetry import FOR_FRAMES, telemetry_of
-from understudy.tool_tasks import TaskResult, ToolTask
+from understudy.tool_tasks import Report, TaskNews, TaskResult, ToolTask
 
 from . import package_store
 from .placing import actor_options, obstacle, variables
 
 log = logging.getLogger(__name__)
 
+END_SECONDS = 5.0
+"""So long the process of a task has to end when its result is known; code of the tool's may go on in it."""
+
 
 def _execute(
     task: Any, blob: bytes | None, code_path: list[str], code_path_after: list[str], named: list[str],
     logging_as: dict[str, str],
-) -> Any:  # fmt: skip
+) -> Iterator[Any]:  # fmt: skip
     """Execute one tool call in a worker of Ray's, which ends with it: what goes on in its threads must not outlast it,
-    and nothing is carried over."""
+    and nothing is carried over. What it yields reaches the caller at once."""
     from ray import cloudpickle
 
-    from understudy.actors.task_worker import run_task
+    from understudy.actors.task_worker import news_of_task
 
     logs.set_up("task", {**telemetry_of(os.environ), **logging_as})
     keep_for_tools(named)
     search_also(code_path, code_path_after)
-    return packed(asyncio.run(run_task(unpacked(task, ToolTask, "the task"), blob, cloudpickle.loads)))
+    for news in news_of_task(unpacked(task, ToolTask, "the task"), blob, cloudpickle.loads):
+        yield packed(news)
 
 
-execute_tool: Any = ray.remote(max_calls=1, max_retries=0)(_execute)
+execute_tool: Any = ray.remote(max_calls=1, max_retries=0, num_returns="streaming")(_execute)
 """The same as a task, which Ray never begins a second time."""
 
 
@@ -55,7 +59,12 @@ class RayTasks:
         telemetry = settings.telemetry
         self._logging_as = {name: telemetry[name] for name in FOR_FRAMES if name in telemetry}
 
-    async def run(self, task: ToolTask, read_blob: Callable[[str], Awaitable[bytes]]) -> TaskResult | None:
+    async def run(
+        self,
+        task: ToolTask,
+        read_blob: Callable[[str], Awaitable[bytes]],
+        reported: Callable[[list[Report]], None],
+    ) -> TaskResult | None:
         """See `TaskRunner.run`."""
         name, resources = task.tool["name"], task.tool["task"]
         definition = json.loads(await read_blob(task.placement)) if task.placement else {}
@@ -71,8 +80,7 @@ class RayTasks:
             definition.get("code_path_after") or [], variables(definition), self._logging_as,
         )  # fmt: skip
         try:
-            found: TaskResult = unpacked(await _result(submit), TaskResult, f"the result of {name}")
-            return found
+            return await _result(submit, reported)
         except RuntimeEnvSetupError as error:
             return TaskResult("error", f"{name} was not executed: {str(error)[:1_000]}")
         except RayTaskError as error:
@@ -85,14 +93,28 @@ class RayTasks:
         return None
 
 
-async def _result(submit: Callable[[], Any]) -> Any:
-    """Submit a task and wait for its result. One that nobody waits for any more is ended with its process."""
-    submitted = asyncio.get_running_loop().run_in_executor(None, submit)
+async def _result(submit: Callable[[], Any], reported: Callable[[list[Report]], None]) -> TaskResult | None:
+    """Submit a task and wait for its result. One that nobody waits for any more is ended with its process, and so is
+    one that goes on after its result."""
+    loop = asyncio.get_running_loop()
+    submitted, result = loop.run_in_executor(None, submit), None
     try:
-        return await (await asyncio.shield(submitted))
+        async with asyncio.timeout(None) as limit:
+            async for reference in await asyncio.shield(submitted):
+                news: TaskNews = unpacked(await reference, TaskNews, "what a task says")
+                reported(news.reports)
+                if news.result is not None:
+                    result = news.result
+                    limit.reschedule(loop.time() + END_SECONDS)
     except asyncio.CancelledError:
         submitted.add_done_callback(_end)
         raise
+    except RayError:
+        if result is None:
+            raise
+    except TimeoutError:
+        submitted.add_done_callback(_end)
+    return result
 
 
 def _end(submitted: asyncio.Future[Any]) -> None:

@@ -17,7 +17,7 @@ from ..protocol import Exit, Judged, StepCall, Work, packed
 from ..reads import Note
 from ..records import Ack, ActivationId, Batch
 from ..tool_hosting import ServerAnswer, ServerCall, ServerTools
-from ..tool_tasks import TaskResult, ToolTask
+from ..tool_tasks import TaskNews, ToolTask
 from .channel import Channel, Ticket
 from .repeating import FRAME_PATIENCE, Repeating
 from .signatures import signature_of
@@ -82,9 +82,13 @@ class CalledNode(ABC):
         """See `Node.task_service`."""
         return await self._call(Node.task_service, frame_id)  # type: ignore[no-any-return]
 
-    async def task(self, frame_id: str, activation: ActivationId, task: ToolTask, service: str) -> TaskResult | None:
+    async def task(
+        self, frame_id: str, activation: ActivationId, task: ToolTask, service: str, after: int | None
+    ) -> TaskNews | None:
         """See `Node.task`."""
-        return await self._call(Node.task, frame_id, activation, task, service)  # type: ignore[no-any-return]
+        return await self._call(  # type: ignore[no-any-return]
+            Node.task, frame_id, activation, task, service, after
+        )
 
     async def end_task(self, frame_id: str, activation: ActivationId, call_id: str) -> None:
         """See `Node.end_task`."""

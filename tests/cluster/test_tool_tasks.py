@@ -12,16 +12,21 @@ import psutil
 import pytest
 
 from understudy import AgentSpec, Cluster, ToolContext, tool
+from understudy.events import CustomEvent, ToolProgress
 
 
 @tool(num_cpus=0.1)
 def work(directory: str, context: ToolContext) -> str:
-    """Work until there is a file `go`."""
+    """Work until there is a file `go`, and report."""
     place = Path(directory)
+    context.progress(0.5, "half way")
+    context.emit("at work", os.getpid())
     with (place / "effects").open("a") as effects:
         effects.write(f"{context.call_key} {os.getpid()}\n")
     while not (place / "go").exists():
         time.sleep(0.02)
+    context.emit("gone on", os.getpid())
+    context.progress(1.0)
     return f"worked with {sorted(name for name in os.environ if name.startswith('RAY_JOB_CONFIG'))}"
 
 
@@ -52,8 +57,8 @@ def effects(directory: Path, count: int = 1) -> list[list[str]]:
 @pytest.mark.timeout(300)
 def test_a_call_outlasts_its_sessions_process(ray_cluster: str, tmp_path: Path) -> None:
     """Given a call that is at work as a Ray task: its session's process is killed, the next one gets its result, and it
-    was begun once. One whose own process dies is in doubt, one that nobody can have is refused, and the process of a
-    run that is cancelled ends."""
+    was begun once; what it reports meanwhile is in the log, once. One whose own process dies is in doubt, one that
+    nobody can have is refused, and the process of a run that is cancelled ends."""
     first, second = tmp_path / "first", tmp_path / "second"
     for directory in (first, second):
         directory.mkdir()
@@ -64,6 +69,9 @@ def test_a_call_outlasts_its_sessions_process(ray_cluster: str, tmp_path: Path) 
         session = cluster.spawn(spec)
         run = session.send("go")
         ((_, pid),) = effects(first)
+        for event in run:  # the session's process lives, and passes on what the task's one reports
+            if isinstance(event, CustomEvent) and event.name == "at work":
+                break
         frame = session.info().actor_pid
         assert frame is not None
         assert frame != int(pid)
@@ -78,6 +86,10 @@ def test_a_call_outlasts_its_sessions_process(ray_cluster: str, tmp_path: Path) 
         assert "outcome is unknown" in died
         assert "GPU 512" in refused
         assert len(effects(first)) == 1
+        events = session.events()
+        said = [(event.name, event.data) for event in events if isinstance(event, CustomEvent) and event.tool == "work"]
+        assert said == [("at work", int(pid)), ("gone on", int(pid))]
+        assert [event.fraction for event in events if isinstance(event, ToolProgress)] == [0.5, 1.0]
 
         only = json.dumps([{"tool_calls": [["work", {"directory": str(second)}]]}, {"text": "done"}])
         other = cluster.spawn(

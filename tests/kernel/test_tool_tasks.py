@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from understudy import AgentSpec, InvalidSpec
-from understudy.actors.task_worker import run_task
 from understudy.actors.tools import ToolContext, describe, tool
 from understudy.attachments import Image
 from understudy.testing import LocalCluster
-from understudy.tool_tasks import TaskResult, ToolTask
 
 from .. import tiers
 from . import kernel as k
 from .deaths import Deaths
 from .people import person
+from .tool_runner import Runner
 
 pytestmark = pytest.mark.conformance
 
@@ -51,44 +49,6 @@ async def known(name: str) -> str:
 async def doubtful(name: str) -> str:
     """Work that a person knows about."""
     return f"did {name}"
-
-
-class Runner:
-    """Executes calls in this process, with a point before each and one behind.
-
-    Attributes:
-        begun, ended: calls, in order.
-        dies: so many of the next processes die in between.
-        gate: what they wait for in between.
-    """
-
-    def __init__(self) -> None:
-        self.kernel: k.Kernel | None = None
-        self.begun: list[str] = []
-        self.ended: list[str] = []
-        self.dies = 0
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.cancelled = asyncio.Event()
-        self.at_work = asyncio.Event()
-
-    async def run(self, task: ToolTask, read_blob: Callable[[str], Awaitable[bytes]]) -> TaskResult | None:
-        assert self.kernel is not None
-        self.begun.append(task.call_id)
-        self.at_work.set()
-        await self.kernel.point("task begins", None)
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        if self.dies:
-            self.dies -= 1
-            return None
-        found = await run_task(task, None, None)
-        self.ended.append(task.call_id)
-        await self.kernel.point("task ended", None)
-        return found
 
 
 def spec(*calls: tuple[str, Any], **more: Any) -> dict[str, Any]:
