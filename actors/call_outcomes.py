@@ -52,6 +52,8 @@ class CallOutcomes:
             doubt.
         handed_over: calls that others are at since this activation: sub-agents, people, the store.
         asked: calls about which a person is asked.
+        again: those that a person has answered so that they are executed here once more, from the commit on that has
+            the answer: nobody else is at them.
         reports: what tools report while they run.
     """
 
@@ -66,6 +68,7 @@ class CallOutcomes:
         self.finding_out: list[asyncio.Future[Any]] = []
         self.handed_over: set[str] = set()
         self.asked = {call.call_id for call in window.calls if call.state == "asked"}
+        self.again: set[str] = set()
         self.reports = Reports()
         self._window = window
         self._commits = commits
@@ -206,7 +209,7 @@ class CallOutcomes:
         if isinstance(keywords, Outcome):
             return await self.conclude(call, keywords, executions=call.executions, item=item)
         if item is not None:
-            self._commits.draft.inbox_done.append(item.id)  # it runs again: one commit has this and its start
+            self._run_again(call, item)
         outcome, before, begun = None, math.inf, partial(self.begun.__setitem__, call.call_id)
         executions = call.executions
         while outcome is None:
@@ -235,6 +238,11 @@ class CallOutcomes:
         self.leave = self.leave or outcome.stuck_thread
         return await self.conclude(call, outcome, executions=executions)
 
+    def _run_again(self, call: CallState, item: InboxItem) -> None:
+        """A person wants it: one commit has the answer and the start."""
+        self._commits.draft.inbox_done.append(item.id)
+        self.again.add(call.call_id)
+
     def _died(self, call: CallState, spec: dict[str, Any], executions: int) -> Outcome | None:
         """What is said of a call whose server has died; None to make it again."""
         policy = spec["on_crash"]
@@ -253,7 +261,7 @@ class CallOutcomes:
         if isinstance(fitting, Outcome):
             return await self.conclude(call, fitting, executions=call.executions, item=item)
         if item is not None:
-            self._commits.draft.inbox_done.append(item.id)
+            self._run_again(call, item)
         for _ in range(MOST_LOST):
             service = await self._tasks.service()  # before the commit: what it begins later, it alone knows of
             if spec["on_crash"] != "rerun":

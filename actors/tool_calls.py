@@ -158,6 +158,8 @@ class ToolCalls:
         """Whether a sub-agent, a person or the store is at a call, and its result is not here yet."""
         if call.call_id in self._outcomes.handed_over or (call.child_id is not None and call.state == "started"):
             return True
+        if call.call_id in self._outcomes.again:
+            return False
         waits = call.state in ("asked", "waiting") or call.call_id in self._outcomes.asked
         return waits and self._outcomes.answer_to(call) is None
 

@@ -13,6 +13,7 @@ import pytest
 from understudy.actors.tools import ToolContext, tool
 from understudy.cluster.client.session_handle import Session
 from understudy.errors import AnswerConflict, InvalidInput, NotAsked, UnknownSession
+from understudy.messages import INTERRUPTED
 from understudy.node.node_service import NodeService
 from understudy.protocol import Exit, StepCall, Work, unpacked
 from understudy.supervisor.pool import Demand
@@ -187,6 +188,26 @@ async def test_a_call_that_dies_again_asks_again(kernel: k.Kernel, tmp_path: Pat
             await kernel.until("s", "input_requested", time + 1)
     assert (await kernel.end("s"))["status"] == "completed"
     assert len(k.notes(notes)) == 6
+
+
+async def test_a_call_that_runs_again_can_be_interrupted(kernel: k.Kernel) -> None:
+    """Given a call in doubt that a person lets run again, when a steer interrupts it, then it has a result and the run
+    goes on: nobody is asked about it any more."""
+    await kernel.spawn("s", k.spec(tools=[hang]))
+    await kernel.send("s", "call hang {}")
+    for _ in ("dies", "is interrupted"):
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            while not kernel.service.interrupts:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        holder = kernel.holder("s")
+        if "input_received" not in await kernel.types("s"):
+            assert holder is not None
+            kernel.kill(holder)
+            await kernel.paused("s")
+            await kernel.ask("answer", "s", "r/1/0", "rerun", "", 1)
+    await kernel.ask("steer", "s", {"content": "go on without it", "interrupt": True})
+    run = await kernel.end("s")
+    assert (run["status"], await kernel.results()) == ("completed", [INTERRUPTED])
 
 
 # Answers.
