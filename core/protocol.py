@@ -17,7 +17,17 @@ from .identifiers import identifier_problem, wait_key
 from .messages import Message
 from .notes import key_problem, text_problem
 from .reads import RunRecord
-from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, Interrupted, ModelRequest
+from .records import (
+    ActivationId,
+    Batch,
+    CallState,
+    Cancelled,
+    InboxItem,
+    Interrupted,
+    KeptResponse,
+    ModelAnswer,
+    ModelRequest,
+)
 from .streams import Part
 from .wakeups import wakeup_problem
 
@@ -129,7 +139,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
 
     Attributes:
         model, profile: that the request names.
-        ends_run, purpose, guarded, response_id: see `ModelRequest`.
+        ends_run, purpose, guarded, response: see `ModelRequest`.
     """
 
     session_id: str
@@ -144,7 +154,14 @@ class CallOrigin(msgspec.Struct, frozen=True):
     ends_run: bool = False
     purpose: str = ""
     guarded: bool = False
-    response_id: str = ""
+    response: KeptResponse | None = None
+
+    def is_fetched(self, answer: ModelAnswer) -> bool:
+        """Whether an answer to it is the response that an earlier attempt had, which is paid once."""
+        known = self.response
+        if known is None:
+            return False
+        return (answer.response_id, answer.profile or self.profile) == (known.id, known.profile)
 
     @property
     def wait_key(self) -> str:

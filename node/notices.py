@@ -67,6 +67,8 @@ class Notices:
         self.act(committed.cancelled, committed.woken)
         self._timers.note(committed.timers.items())
         self._commands.note(committed.commands)
+        for response in committed.unwanted:
+            self._calls.cancel(response)
         if committed.repeated:  # what the try before this one changed was not told: look everywhere
             self._feed.forget_all()
             self._node.spawn_task(self._sweep())

@@ -141,7 +141,7 @@ class World:
 
     def model_call(self, request: ModelRequest) -> int:
         """A node service asks a model, which costs, unless a response is fetched; the incarnation of its session."""
-        if not request.response_id:
+        if request.response is None:
             self.endpoint.count(request.wait_key)
         self.invariants.check_model_call(request)
         return self.incarnation(request.wait_key.partition("/")[0])

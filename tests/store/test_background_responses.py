@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from understudy.messages import Usage
-from understudy.records import ModelAnswer
+from understudy.records import KeptResponse, ModelAnswer
 from understudy.store.check.check import check
 from understudy.store.operations import model_calls
 from understudy.store.operations.model_calls import AnswerResult, Issued
@@ -28,9 +28,14 @@ async def db(store: str) -> AsyncIterator[Store]:
             assert check(connection, made.namespace) == []
 
 
+def kept(response_id: str, profile: str = "p") -> KeptResponse:
+    return KeptResponse(response_id, profile, "m")
+
+
 async def identify(db: Store, response_id: str, attempt: int = 1, run_id: str = "r", round_number: int = 1) -> bool:
     incarnation = db.held("s", 0).incarnation
-    noted: bool = await db.do(model_calls.identify, "s", incarnation, run_id, round_number, attempt, response_id)
+    response = kept(response_id)
+    noted: bool = await db.do(model_calls.identify, "s", incarnation, run_id, round_number, attempt, response)
     return noted
 
 
@@ -39,7 +44,7 @@ async def reissue(db: Store) -> Issued:
     return issued
 
 
-async def answer(db: Store, response_id: str, attempt: int, fetched: str = "", **more: Any) -> AnswerResult:
+async def answer(db: Store, response_id: str, attempt: int, fetched: bool = False, **more: Any) -> AnswerResult:
     got = ModelAnswer(content="hi", usage=Usage(10, 5), response_id=response_id, background=True, **more)
     result: AnswerResult = await db.do(
         model_calls.answer, "s", "r", 1, attempt, "m", got, incarnation=db.held("s", 0).incarnation, fetched=fetched
@@ -56,8 +61,8 @@ async def test_a_call_that_is_lost_is_fetched_by_its_id(db: Store) -> None:
     """Given a call whose response has an id, when its gateway is lost, then the next attempt has that id, and the
     answer is paid once."""
     assert await identify(db, "resp-1")
-    assert await reissue(db) == Issued(2, 0, "resp-1")
-    assert (await answer(db, "resp-1", 2, fetched="resp-1")).won
+    assert await reissue(db) == Issued(2, 0, kept("resp-1"))
+    assert (await answer(db, "resp-1", 2, fetched=True)).won
     assert tokens(db) == (15, 0)
     assert db.session()["response_id"] == "resp-1"
 
@@ -67,7 +72,7 @@ async def test_one_response_is_counted_once(db: Store) -> None:
     then it is counted once; another response of the lost attempt would be counted too."""
     await identify(db, "resp-1")
     await reissue(db)
-    assert (await answer(db, "resp-1", 2, fetched="resp-1")).won
+    assert (await answer(db, "resp-1", 2, fetched=True)).won
     before = db.dump()
     again = await answer(db, "resp-1", 1)
     assert (again.won, again.repeated) == (False, True)
@@ -82,7 +87,7 @@ async def test_the_lost_attempts_answer_may_win(db: Store) -> None:
     await identify(db, "resp-1")
     await reissue(db)
     assert (await answer(db, "resp-1", 1)).won
-    assert (await answer(db, "resp-1", 2, fetched="resp-1")).repeated
+    assert (await answer(db, "resp-1", 2, fetched=True)).repeated
     assert tokens(db) == (15, 0)
 
 
@@ -92,8 +97,8 @@ async def test_a_response_that_the_endpoint_has_lost_is_paid_again(db: Store) ->
     await identify(db, "resp-1")
     await reissue(db)
     assert await identify(db, "resp-2", attempt=2)
-    assert await reissue(db) == Issued(3, 0, "resp-2")
-    assert (await answer(db, "resp-3", 3, fetched="resp-2")).won
+    assert await reissue(db) == Issued(3, 0, kept("resp-2"))
+    assert (await answer(db, "resp-3", 3)).won
     assert tokens(db) == (15, 15)
 
 
@@ -118,4 +123,4 @@ async def test_the_next_call_has_no_id_yet(db: Store) -> None:
     await answer(db, "resp-1", 1)
     await db.ask("s", number=2, round_number=2)
     assert db.session()["response_id"] == ""
-    assert await reissue(db) == Issued(2, 0, "")
+    assert await reissue(db) == Issued(2, 0)

@@ -23,7 +23,7 @@ from understudy.gateway.responses_input import body_of, input_of
 from understudy.json_text import from_json, to_json
 from understudy.messages import Message, ToolCall, Usage
 from understudy.protocol import CallOrigin
-from understudy.records import ModelAnswer, ModelRequest
+from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.streams import REASONING, TEXT, Piece
 from understudy.testing.offline import RESPONSES, Faults, OfflineServer, Reply, policy_from_script
 
@@ -64,9 +64,11 @@ class Heard:
         self.told: list[str | Piece] = []
         self.responded = asyncio.Event()
 
-    def respond(self, response_id: str) -> None:
-        self.told.append(response_id)
-        self.responded.set()
+    def respond(self, response: KeptResponse | None) -> None:
+        if response is not None:
+            assert (response.profile, response.model) == ("p", "offline")
+            self.told.append(response.id)
+            self.responded.set()
 
     def call(self, model: Gateway, asked: ModelRequest) -> Any:
         return model.call(asked, self.told.append, lambda: self.told.append("restart"), self.respond)
@@ -294,7 +296,7 @@ async def test_another_gateway_fetches_the_response() -> None:
         server.release()
         async with responses(server.url, background=True) as model:
             again = Heard()
-            answer = await again.call(model, request(response_id=heard.words[0]))
+            answer = await again.call(model, request(response=KeptResponse(heard.words[0], "p", "offline")))
         assert (server.stats.requests, server.stats.repeats) == (1, 0)
     assert answer.response_id == heard.words[0]
     assert again.words == []  # its id is known
@@ -312,7 +314,9 @@ async def test_a_fetch_needs_a_place_but_no_turn_of_the_limit() -> None:
             admission = second.limits.of("p")
             admission._line("").pace.refuse(60.0, 0.0, time.monotonic())
             async with admission.turn(asked, "t", fetches=True):
-                call = asyncio.create_task(second.call(replace(asked, response_id=made.response_id)))
+                call = asyncio.create_task(
+                    second.call(replace(asked, response=KeptResponse(made.response_id, "p", "offline")))
+                )
                 done, _ = await asyncio.wait((call,), timeout=0.1)
                 assert not done  # the only place is taken
             answer = await call
@@ -327,7 +331,7 @@ async def test_a_response_that_is_lost_is_asked_for_anew() -> None:
     with OfflineServer(policy_from_script(SCRIPT), faults=Faults(lost_ids=0.7, cut_stream=0.7)) as server:
         async with responses(server.url, background=True) as model:
             heard = Heard()
-            answer = await heard.call(model, request(response_id="resp_unknown"))
+            answer = await heard.call(model, request(response=KeptResponse("resp_unknown", "p", "offline")))
         assert server.stats.requests >= 2
         assert server.stats.missed >= 2
     assert heard.words == [answer.response_id] or "restart" in heard.words
