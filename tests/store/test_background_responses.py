@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from understudy.messages import Usage
+from understudy.protocol import CallOrigin
 from understudy.records import KeptResponse, ModelAnswer
 from understudy.store.check.check import check
 from understudy.store.operations import model_calls
@@ -32,9 +34,11 @@ def kept(response_id: str, profile: str = "p") -> KeptResponse:
     return KeptResponse(response_id, profile, "m")
 
 
-async def identify(db: Store, response_id: str, attempt: int = 1, run_id: str = "r", round_number: int = 1) -> bool:
+async def identify(
+    db: Store, response_id: str, attempt: int = 1, run_id: str = "r", round_number: int = 1, profile: str = "p"
+) -> bool:
     incarnation = db.held("s", 0).incarnation
-    response = kept(response_id)
+    response = kept(response_id, profile)
     noted: bool = await db.do(model_calls.identify, "s", incarnation, run_id, round_number, attempt, response)
     return noted
 
@@ -79,6 +83,28 @@ async def test_one_response_is_counted_once(db: Store) -> None:
     assert db.dump() == before
     assert not (await answer(db, "resp-0", 1)).repeated
     assert tokens(db) == (30, 0)
+
+
+async def test_two_endpoints_may_give_one_id(db: Store) -> None:
+    """Given a fallback's response, when the lost attempt brings one of another endpoint that has the same id, then both
+    are counted."""
+    await identify(db, "resp-1", profile="q")
+    assert await reissue(db) == Issued(2, 0, kept("resp-1", "q"))
+    assert (await answer(db, "resp-1", 2, fetched=True, profile="q", model="m")).won
+    assert (await answer(db, "resp-1", 1, profile="q", model="m")).repeated
+    assert not (await answer(db, "resp-1", 1)).repeated
+    assert tokens(db) == (30, 0)
+
+
+def test_what_is_fetched() -> None:
+    """An answer is what was fetched if it is of the same endpoint and has the same id."""
+    of = CallOrigin("s", 1, "r", 1, 2, "", "s", "p", "m", response=kept("resp-1", "q"))
+    assert of.is_fetched(ModelAnswer(response_id="resp-1", profile="q", model="m"))
+    assert not of.is_fetched(ModelAnswer(response_id="resp-1"))
+    assert not of.is_fetched(ModelAnswer(response_id="resp-2", profile="q", model="m"))
+    own = replace(of, response=kept("resp-1"))
+    assert own.is_fetched(ModelAnswer(response_id="resp-1"))
+    assert not replace(of, response=None).is_fetched(ModelAnswer(response_id="resp-1"))
 
 
 async def test_the_lost_attempts_answer_may_win(db: Store) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from understudy.actors.conversation import Conversation
-from understudy.config import ModelProfile
+from understudy.config import Fallback, ModelProfile
 from understudy.errors import InvalidConfiguration, ModelProtocolError, ModelRefused, ModelUnavailable
 from understudy.gateway.adapters import EndpointError, Malformed
 from understudy.gateway.gateway import Gateway
@@ -27,7 +27,7 @@ from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.streams import REASONING, TEXT, Piece
 from understudy.testing.offline import RESPONSES, Faults, OfflineServer, Reply, policy_from_script
 
-from ..endpoints import KEY, added_up, endpoint, failure_of, gateway, http_answer, request
+from ..endpoints import KEY, added_up, endpoint, failure_of, gateway, http_answer, request, until
 
 LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
 SCRIPT = [
@@ -387,6 +387,77 @@ async def test_an_aborted_call_is_cancelled_at_the_endpoint() -> None:
             await calls.close()
             await asyncio.gather(call, return_exceptions=True)
             assert server.stats.cancelled == aborts
+
+
+@pytest.mark.parametrize("fallback", ["has it", "has lost it", "fails", "is not known"])
+async def test_a_fallbacks_response_is_fetched_there(fallback: str) -> None:
+    """Given a call with a response of a fallback, then it is fetched there, and no model is asked; if the fallback does
+    not have it any more, its model is asked anew; where that fails, or nobody knows it, the call is made anew."""
+    with OfflineServer() as own, OfflineServer() as spare:
+        profile = ModelProfile("q", KEY, spare.url, protocol="responses", background=True)
+        async with responses(own.url, background=True, fallbacks=(Fallback("q", "other"),)) as model:
+            model.register(ModelProfile("p", KEY, spare.url, protocol="responses", background=True))
+            made = await model.call(request(model="other"))
+        asked = request(response=KeptResponse(made.response_id, "q", "other"))
+        if fallback == "has lost it":
+            spare.forget()
+        elif fallback == "fails":
+            spare.faults = Faults(status_500=1.0)
+            spare.forget()
+        async with responses(own.url, background=True, fallbacks=(Fallback("q", "other"),)) as model:
+            if fallback != "is not known":
+                model.register(profile)
+            told: list[KeptResponse | None] = []
+            answer = await model.call(asked, on_response=told.append)
+        counts = own.count, spare.count
+    if fallback == "has it":
+        assert (answer.response_id, counts, told) == (made.response_id, (0, 1), [])
+    elif fallback == "has lost it":
+        assert (counts, told) == ((0, 2), [KeptResponse(answer.response_id, "q", "other")])
+    else:
+        own_response = KeptResponse(answer.response_id, "p", "offline")
+        assert (counts[0], told[-1]) == (1, own_response)
+        assert told[:-1] == ([None] if fallback == "fails" else [])
+    assert (answer.profile, answer.model) == (("q", "other") if fallback in ("has it", "has lost it") else ("", ""))
+
+
+async def test_a_response_is_cancelled_where_a_call_fails_for_good() -> None:
+    """Given a response that is being made, when its call fails for what the endpoint has sent, or since time is up,
+    also one that was only fetched, then the endpoint is asked to end it, while a fallback may answer. One that is over
+    is left alone."""
+    created = {"type": "response.created", "sequence_number": 0, "response": {"id": "r"}}
+    ended = http_answer(json.dumps({"object": "response", "id": "r"}), "application/json")
+    garbled = events_of(created, {"type": "response.output_item.added", "item": []})
+    lines: list[str] = []
+    with OfflineServer() as spare:
+        fallbacks = (Fallback("q", on=("refused",)),)
+        async with (
+            endpoint(garbled, ended, heads=lines) as url,
+            responses(url, background=True, fallbacks=fallbacks) as model,
+        ):
+            model.register(ModelProfile("q", KEY, spare.url))
+            assert (await model.call(request())).profile == "q"
+            await until(lambda: len(lines) == 2)
+    assert lines == ["POST /v1/responses HTTP/1.1", "POST /v1/responses/r/cancel HTTP/1.1"]
+    with OfflineServer() as server:
+        server.hold()
+        async with responses(server.url, background=True) as model:
+            told: list[KeptResponse | None] = []
+            await failure_of(model.call(request(deadline=0.2), on_response=told.append), ModelUnavailable)
+            await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 1)
+        async with responses(server.url, background=True) as model:
+            call = asyncio.create_task(model.call(request("x"), on_response=told.append))
+            await until(lambda: len(told) == 2)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await failure_of(model.call(request("x", deadline=0.2, response=told[1])), ModelUnavailable)
+            await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 2)
+        server.release()
+    over = {"type": "response.failed", "response": {"id": "r", "status": "failed", "error": {"code": "invalid_prompt"}}}
+    lines.clear()
+    async with endpoint(events_of(created, over), ended, heads=lines) as url, responses(url, background=True) as model:
+        await failure_of(model.call(request()), ModelRefused)
+    assert lines == ["POST /v1/responses HTTP/1.1"]
 
 
 def test_background_needs_responses() -> None:
