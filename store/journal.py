@@ -63,7 +63,7 @@ class Committed:
         interrupted: which run of each session was interrupted by a steer.
         commands: nodes with commands in the background of which something was written.
         killed: frames that must end, with the activation whose run was ended by force.
-        unwanted: responses that an endpoint makes in background mode, whose runs ended.
+        unwanted: by session, the response that an endpoint makes in background mode for a run that ended.
         repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
     """
 
@@ -75,7 +75,7 @@ class Committed:
     timers: dict[tuple[str, str], int]
     killed: dict[str, ActivationId]
     commands: dict[str, None]
-    unwanted: list[KeptResponse]
+    unwanted: dict[str, KeptResponse]
     operations: int
     seconds: float
     repeated: bool = False
