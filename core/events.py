@@ -253,7 +253,8 @@ class ModelCallReissued(Event, frozen=True, kw_only=True):
     """The gateway that had the call is lost: it goes out again; `started_at` is the lost attempt's.
 
     Attributes:
-        response_id: the response that the lost attempt has at the endpoint: it is fetched, and not paid again.
+        response_id: the response that the lost attempt has at an endpoint: it is fetched, and not paid again.
+        response_profile, response_model: of that endpoint, which is a fallback's perhaps.
     """
 
     request_key: str = ""
@@ -262,6 +263,8 @@ class ModelCallReissued(Event, frozen=True, kw_only=True):
     attempt: int = 2
     started_at: int = 0
     response_id: str = ""
+    response_profile: str = ""
+    response_model: str = ""
 
 
 class ModelCallCompleted(Event, frozen=True, kw_only=True):
@@ -273,11 +276,13 @@ class ModelCallCompleted(Event, frozen=True, kw_only=True):
         retries: failed tries within the call.
         redone: the tokens were paid a second time, because an earlier attempt was lost with its gateway.
         late: this attempt had been given up as lost, or its run had gone on without it.
+        profile: of the fallback that gave it; empty for that of the request.
     """
 
     request_key: str = ""
     attempt: int = 1
     model: str = ""
+    profile: str = ""
     response_model: str = ""
     response_id: str = ""
     provider: str = ""

@@ -11,7 +11,7 @@ from .config import ModelProfile
 from .protocol import Attached, CallOrigin, Exit, Growth, Judged, StepCall, Work
 from .rates import RateReport, RateShares
 from .reads import Note
-from .records import Ack, ActivationId, Batch, ModelAnswer, ModelRequest
+from .records import Ack, ActivationId, Batch, KeptResponse, ModelAnswer, ModelRequest
 from .tool_hosting import HostAttached, ServerAnswer, ServerCall, ServerConfiguration, ServerTools
 from .tool_tasks import Report, TaskNews, TaskResult, ToolTask
 
@@ -208,9 +208,13 @@ class ModelGateway(Protocol):
             key: of the call (`CallOrigin.key`). Of one that is not known nothing has come.
         """
 
-    async def response(self, number: str, key: str, known: str) -> str:
-        """The id under which the endpoint has the response to a call, once there is another one than the `known` one;
-        empty if the call ends without, or is not known."""
+    async def response(self, number: str, key: str, known: KeptResponse | None) -> KeptResponse | None:
+        """The response that an endpoint keeps of a call, once there is another one than the `known` one; None if the
+        call ends without, or is not known."""
+
+    async def cancel(self, number: str, response: KeptResponse) -> None:
+        """Have the endpoint end a response that no call waits for any more. Returns at once: what fails about it is
+        logged."""
 
     async def abort(self, number: str, key: str) -> None:
         """Close the connection of a call; what came so far is its answer."""

@@ -40,10 +40,13 @@ class Profiles:
         """Whether there is one of this name."""
         return name in self._known
 
-    def is_background(self, name: str) -> bool:
-        """Whether its endpoint makes responses in the background, and keeps them."""
+    def keeps_responses(self, name: str) -> bool:
+        """Whether its endpoint, or that of one of its fallbacks, makes responses in the background, and keeps them."""
         known = self._known.get(name)
-        return known is not None and known.background
+        if known is None:
+            return False
+        asked = [known, *(self._known.get(fallback.profile) for fallback in known.fallbacks)]
+        return any(profile is not None and profile.background for profile in asked)
 
     def all(self) -> list[ModelProfile]:
         """All of them, with their keys."""

@@ -17,7 +17,17 @@ from .identifiers import identifier_problem, wait_key
 from .messages import Message
 from .notes import key_problem, text_problem
 from .reads import RunRecord
-from .records import ActivationId, Batch, CallState, Cancelled, InboxItem, Interrupted, ModelRequest
+from .records import (
+    ActivationId,
+    Batch,
+    CallState,
+    Cancelled,
+    InboxItem,
+    Interrupted,
+    KeptResponse,
+    ModelAnswer,
+    ModelRequest,
+)
 from .streams import Part
 from .wakeups import wakeup_problem
 
@@ -115,12 +125,14 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
         cancelled: their runs that were asked to end, by session.
         killed: activations that were ended by force, by frame.
         interrupted: their runs that were interrupted by a steer, by session.
+        unwanted: responses that an endpoint makes in background mode for their runs that have ended.
     """
 
     sessions: list[str] = []
     cancelled: dict[str, Cancelled] = {}
     killed: dict[str, ActivationId] = {}
     interrupted: dict[str, Interrupted] = {}
+    unwanted: list[KeptResponse] = []
 
 
 class CallOrigin(msgspec.Struct, frozen=True):
@@ -129,7 +141,7 @@ class CallOrigin(msgspec.Struct, frozen=True):
 
     Attributes:
         model, profile: that the request names.
-        ends_run, purpose, guarded, response_id: see `ModelRequest`.
+        ends_run, purpose, guarded, response: see `ModelRequest`.
     """
 
     session_id: str
@@ -144,7 +156,14 @@ class CallOrigin(msgspec.Struct, frozen=True):
     ends_run: bool = False
     purpose: str = ""
     guarded: bool = False
-    response_id: str = ""
+    response: KeptResponse | None = None
+
+    def is_fetched(self, answer: ModelAnswer) -> bool:
+        """Whether an answer to it is the response that an earlier attempt had, which is paid once."""
+        known = self.response
+        if known is None:
+            return False
+        return (answer.response_id, answer.profile or self.profile) == (known.id, known.profile)
 
     @property
     def wait_key(self) -> str:

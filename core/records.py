@@ -65,6 +65,19 @@ SESSION_STATUSES = (
 )
 
 
+class KeptResponse(msgspec.Struct, frozen=True):
+    """A response that an endpoint makes in background mode, and keeps.
+
+    Attributes:
+        id: at the endpoint.
+        profile, model: of the endpoint that makes it, which is a fallback's perhaps.
+    """
+
+    id: str
+    profile: str
+    model: str
+
+
 class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One model call, complete: the gateway needs nothing else.
 
@@ -86,7 +99,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         tokens: its input as estimated by who asks, who knows what the endpoint counted before; 0 if nobody did.
         purpose: what the answer is for: empty for the run to go on with, `fold_answer` for a summary of its history.
         guarded: hooks run beside the call, and its answer counts only with their verdict (`protocol.Judged`).
-        response_id: of the response that an earlier attempt has at the endpoint: it is fetched, not asked for again.
+        response: that an earlier attempt has at an endpoint: it is fetched, not asked for again.
         priority: `high`, `normal` or `low`, where requests wait for a rate limit (`rates.WEIGHTS`).
     """
 
@@ -105,7 +118,7 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: int = 0
     purpose: str = ""
     guarded: bool = False
-    response_id: str = ""
+    response: KeptResponse | None = None
     priority: str = NORMAL
 
     def limited_to(self, tokens: int) -> ModelRequest:
@@ -136,7 +149,7 @@ class ModelAnswer:
         error: set when the call failed for good; `content` then holds partial text, if any.
         background: the endpoint made the response in background mode, and keeps it under `response_id`: another answer
             with that id is the same one, which was paid once.
-        profile, model: who gave it, if that was a fallback; empty for those of the request.
+        profile, model: who gave it, or what came of it, if that was a fallback; empty for those of the request.
     """
 
     content: str | None = None

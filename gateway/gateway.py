@@ -19,8 +19,9 @@ import openai
 from understudy.config import ModelProfile
 from understudy.errors import ContextOverflow, ModelError, ModelProfileMissing, ModelUnavailable
 from understudy.profiles import check
-from understudy.records import ModelAnswer, ModelRequest
+from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.streams import Piece
+from understudy.tasks import Tasks
 
 from .admission import Stopped
 from .backoff import Backoff
@@ -28,7 +29,7 @@ from .endpoint import Endpoint
 from .limits import Limits
 from .needs import require
 from .responses import cancel_path
-from .tries import RateLimited, Tries
+from .tries import Listener, RateLimited, Tries
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Gateway:
         self._backoff = Backoff(retries, backoff, backoff_max)
         self._endpoints: dict[str, Endpoint] = {}
         self._retired: set[Endpoint] = set()
+        self._tasks = Tasks(log)
 
     def register(self, profile: ModelProfile) -> None:
         """Make a profile known, in place of one of the same name; calls under way keep the old one.
@@ -95,25 +97,26 @@ class Gateway:
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
-        on_response: Callable[[str], None] | None = None,
+        on_response: Callable[[KeptResponse | None], None] | None = None,
         tree: str = "",
     ) -> ModelAnswer:
         """Make one model call; cancelling it closes the connection.
 
         In background mode (`ModelProfile.background`) the endpoint goes on with the response then (`cancel`); a
-        connection that is lost is no loss, and `request.response_id` names a response that is fetched, not asked for.
-        One that the endpoint does not have any more is asked for anew.
+        connection that is lost is no loss. `request.response` is a response that is fetched, not asked for, from the
+        endpoint that has it. One that this endpoint does not have any more it is asked for anew. A response that it is
+        at work on still when the call fails there is cancelled.
 
         Where the profile has fallbacks, they are asked one after the other within the deadline, each within its own
         limits; the answer says which profile and model gave it, if not those of the request. Each is asked for a
-        function of the same request. A fallback's response in background mode is not told: another gateway could not
-        fetch it.
+        function of the same request. A call with a fallback's response begins with that fallback. If it has no answer,
+        the call is made as one without a response, in what is left of the deadline.
 
         Args:
             on_delta: gets text, reasoning and arguments of tool calls as they arrive.
             on_restart: called when a try failed after some of it was delivered: what follows starts anew.
-            on_response: in background mode, gets the id of the response as soon as the endpoint has said it, before
-                anything else of the response; again if the call had to be made anew.
+            on_response: in background mode, gets the response as soon as the endpoint has said its id, before anything
+                else of it; again if the call had to be made anew. None when another endpoint is asked: there is none.
             tree: trees of sessions take turns where requests have to wait.
 
         Raises:
@@ -132,30 +135,51 @@ class Gateway:
             raise ModelProfileMissing(
                 f"no model profile {request.profile!r} is registered on this node", details={"profile": request.profile}
             )
-        tries = Tries(self._backoff, endpoint, request, on_delta, on_restart, on_response)
-        try:
-            return await self._run(tries, tree)
-        except ModelError as error:
-            first, left = error, request.deadline - tries.seconds
+        listener = Listener(on_delta, on_restart, on_response)
+        kept = request.response
+        if kept is not None and kept.profile != request.profile:
+            request = msgspec.structs.replace(request, response=None)
+            if kept.profile in self._endpoints:
+                asked = msgspec.structs.replace(request, profile=kept.profile, model=kept.model, response=kept)
+                result, left = await self._asked(asked, listener, tree)
+                if isinstance(result, ModelAnswer):
+                    return replace(result, profile=kept.profile, model=kept.model)
+                if left < LEAST_SECONDS:
+                    raise result
+                log.info("profile %s gives no answer: %s is asked anew", kept.profile, request.profile)
+                request = msgspec.structs.replace(request, deadline=left)
+                listener.begin_anew()
+        first, left = await self._asked(request, listener, tree)
+        if isinstance(first, ModelAnswer):
+            return first
         for fallback in endpoint.profile.fallbacks:
-            other = self._endpoints.get(fallback.profile)
-            if other is None or cause_of(first) not in fallback.on or left < LEAST_SECONDS:
+            if fallback.profile not in self._endpoints or cause_of(first) not in fallback.on or left < LEAST_SECONDS:
                 continue
             model = fallback.model or request.model
-            if on_restart is not None:
-                on_restart()
             log.info("profile %s gives no answer: %s is asked, model %s", request.profile, fallback.profile, model)
+            listener.begin_anew()
             asked = msgspec.structs.replace(
-                request, profile=fallback.profile, model=model, deadline=left, response_id=""
+                request, profile=fallback.profile, model=model, deadline=left, response=None
             )
-            tries = Tries(self._backoff, other, asked, on_delta, on_restart, None)
-            try:
-                answer = await self._run(tries, tree)
-            except ModelError:  # what the first one said is what the caller can do something about
-                left -= tries.seconds
-                continue
-            return replace(answer, profile=fallback.profile, model=model)
+            result, left = await self._asked(asked, listener, tree)
+            if isinstance(result, ModelAnswer):
+                return replace(result, profile=fallback.profile, model=model)
+            # Else what the first one said is what the caller can do something about.
         raise first
+
+    async def _asked(
+        self, request: ModelRequest, listener: Listener, tree: str
+    ) -> tuple[ModelAnswer | ModelError, float]:
+        """What one endpoint makes of a request, and how many seconds of the deadline are left."""
+        tries = Tries(self._backoff, self._endpoints[request.profile], request, listener)
+        result: ModelAnswer | ModelError
+        try:
+            result = await self._run(tries, tree)
+        except ModelError as error:
+            result = error
+            if tries.unfinished is not None:
+                self._tasks.spawn(self.cancel(tries.unfinished))
+        return result, request.deadline - tries.seconds
 
     async def _run(self, tries: Tries, tree: str) -> ModelAnswer:
         """The answer of one endpoint, from as many turns as it takes."""
@@ -177,18 +201,18 @@ class Gateway:
             if self._retired:
                 await self._close_retired()
 
-    async def cancel(self, profile: str, response_id: str) -> None:
+    async def cancel(self, response: KeptResponse) -> None:
         """Have the endpoint end a response that it makes in the background. What fails about it is logged: the endpoint
         then ends by itself, and nobody waits for what it says."""
-        endpoint = self._endpoints.get(profile)
+        endpoint = self._endpoints.get(response.profile)
         if endpoint is None or not endpoint.adapter.keeps:
             return
         endpoint.calls += 1
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
-                await endpoint.cancel(cancel_path(response_id))
+                await endpoint.cancel(cancel_path(response.id))
         except (TimeoutError, openai.APIError, httpx2.RequestError, aiohttp.ClientError) as error:
-            log.warning("response %s can't be cancelled: %s", response_id, endpoint.clean(str(error)))
+            log.warning("response %s can't be cancelled: %s", response.id, endpoint.clean(str(error)))
         finally:
             endpoint.calls -= 1
             if self._retired:
@@ -196,6 +220,9 @@ class Gateway:
 
     async def close(self) -> None:
         """Close all connections. Calls under way fail; cancel them first."""
+        cancelling = list(self._tasks)
+        self._tasks.cancel()
+        await asyncio.gather(*cancelling, return_exceptions=True)
         for endpoint in [*self._endpoints.values(), *self._retired]:
             await endpoint.http.aclose()
         self._endpoints.clear()

@@ -20,7 +20,7 @@ from understudy.messages import Usage
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin, Growth
 from understudy.rates import RateReport, RateShares
-from understudy.records import ModelAnswer, ModelRequest
+from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.redaction import know
 from understudy.streams import REASONING, TEXT, Parts, Piece
 from understudy.tasks import Tasks
@@ -58,7 +58,7 @@ class _HeldCall:
         self.identified = asyncio.Event()
         self.begun = False
         self.aborted = False
-        self.response_id = request.response_id
+        self.response = request.response
         self.answer: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
 
@@ -67,9 +67,9 @@ class _HeldCall:
         self.parts.add(piece)
         self.grown.set()
 
-    def identify(self, response_id: str) -> None:
-        """The endpoint has the response, and keeps it under this id."""
-        self.response_id = response_id
+    def identify(self, response: KeptResponse | None) -> None:
+        """An endpoint makes this response, and keeps it; None: another one is asked, which has said none yet."""
+        self.response = response
         self.identified.set()
 
     def end(self, answer: ModelAnswer) -> None:
@@ -175,17 +175,22 @@ class GatewayCalls:
             await call.grown.wait()
         return Growth(restarts, [])
 
-    async def response(self, number: str, key: str, known: str) -> str:
+    async def response(self, number: str, key: str, known: KeptResponse | None) -> KeptResponse | None:
         """See `ModelGateway.response`."""
         self._service.require(number)
         while (call := self._calls.get(key)) is not None:
-            if call.response_id not in ("", known):
-                return call.response_id
+            if call.response not in (None, known):
+                return call.response
             if call.answer.done():
                 break
             call.identified.clear()
             await call.identified.wait()
-        return ""
+        return None
+
+    async def cancel(self, number: str, response: KeptResponse) -> None:
+        """See `ModelGateway.cancel`."""
+        self._service.require(number)
+        self._tasks.spawn(self._cancel(response))
 
     async def abort(self, number: str, key: str) -> None:
         """See `ModelGateway.abort`."""
@@ -254,23 +259,39 @@ class GatewayCalls:
             answer = ModelAnswer.failed(error, call.origin.session_id, call.parts.text(TEXT) or None)
             if call.parts.lengths:  # the endpoint counts what it has sent, whatever became of it
                 answer = replace(answer, usage=call.usage())
-        if call.aborted and call.response_id:  # else the endpoint would go on with it, and count what nobody reads
-            self._tasks.spawn(self.gateway.cancel(call.request.profile, call.response_id))
-        # What came of it is of the same response, unless it is a fallback's.
-        if call.response_id and not answer.response_id and not answer.profile:
-            answer = replace(answer, response_id=call.response_id, background=True)
+        if call.aborted and call.response is not None:  # else the endpoint would go on, and count what nobody reads
+            self._tasks.spawn(self.gateway.cancel(call.response))
+        if call.response is not None and not answer.response_id and not answer.profile:  # what came is of that response
+            answer = replace(answer, response_id=call.response.id, background=True)
+            if call.response.profile != call.request.profile:
+                answer = replace(answer, profile=call.response.profile, model=call.response.model)
         if not answer.started_at:
             answer = replace(answer, started_at=started, duration=time.time_ns() // 1_000 - started)
         call.end(answer)
 
     async def _ask(self, call: _HeldCall) -> ModelAnswer:
-        profile, loop = call.request.profile, asyncio.get_running_loop()
+        profile = call.request.profile
+        if not await self._comes_to_know(profile):
+            raise ModelProfileMissing(
+                f"no credentials for model profile {profile!r}", session_id=call.origin.session_id
+            )
+        if call.request.response is not None:  # else that response can't be had, and the call is made without
+            await self._comes_to_know(call.request.response.profile)
+        return await self.gateway.call(call.request, call.add, call.restart, call.identify, call.origin.root_id)
+
+    async def _cancel(self, response: KeptResponse) -> None:
+        if await self._comes_to_know(response.profile):
+            await self.gateway.cancel(response)
+        else:
+            log.warning("response %s is not cancelled: no credentials for %s", response.id, response.profile)
+
+    async def _comes_to_know(self, profile: str) -> bool:
+        """Wait for a profile, which may come after whoever needs it; whether it has come in time."""
+        loop = asyncio.get_running_loop()
         await self._prepare(profile)
         deadline = loop.time() + PROFILE_SECONDS
         while not self.gateway.knows(profile):
             self._learned.clear()
             if not await is_set_within(self._learned, deadline - loop.time()):
-                raise ModelProfileMissing(
-                    f"no credentials for model profile {profile!r}", session_id=call.origin.session_id
-                )
-        return await self.gateway.call(call.request, call.add, call.restart, call.identify, call.origin.root_id)
+                return False
+        return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import aiohttp
@@ -13,7 +14,7 @@ import openai
 
 from understudy.errors import ContextOverflow, ModelError, ModelProtocolError, ModelRefused, ModelUnavailable
 from understudy.estimates import estimate_usage
-from understudy.records import ModelAnswer, ModelRequest
+from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.streams import Piece
 from understudy.waiting import answered_within
 
@@ -62,6 +63,22 @@ class RateLimited(Exception):
     """A try was refused for a rate limit: the call waits for another turn."""
 
 
+@dataclass(frozen=True)
+class Listener:
+    """Who is told how a call goes; see `Gateway.call`."""
+
+    on_delta: Callable[[Piece], None] | None = None
+    on_restart: Callable[[], None] | None = None
+    on_response: Callable[[KeptResponse | None], None] | None = None
+
+    def begin_anew(self) -> None:
+        """Another endpoint is asked: what the one before has said is void."""
+        if self.on_restart is not None:
+            self.on_restart()
+        if self.on_response is not None:
+            self.on_response(None)
+
+
 class Tries:
     """One call with its tries.
 
@@ -75,17 +92,15 @@ class Tries:
         backoff: Backoff,
         endpoint: Endpoint,
         request: ModelRequest,
-        on_delta: Callable[[Piece], None] | None,
-        on_restart: Callable[[], None] | None,
-        on_response: Callable[[str], None] | None,
+        listener: Listener,
     ) -> None:
         self._backoff = backoff
         self.endpoint = endpoint
-        self._on_delta = on_delta
-        self._on_restart = on_restart
-        self._on_response = on_response if endpoint.adapter.keeps else None
+        self._on_delta = listener.on_delta
+        self._on_restart = listener.on_restart
+        self._on_response = listener.on_response if endpoint.adapter.keeps else None
         self.request = request
-        self._reading = endpoint.adapter.begin(request, request.response_id)
+        self._reading = endpoint.adapter.begin(request, request.response.id if request.response is not None else "")
         self._known = self._reading.identifier  # the caller knows it
         self._turn: Turn
         self.seconds = 0.0
@@ -104,6 +119,12 @@ class Tries:
     def fetches(self) -> bool:
         """Whether it begins with what the endpoint keeps of a response: a model is not asked."""
         return bool(self._reading.continuation)
+
+    @property
+    def unfinished(self) -> KeptResponse | None:
+        """The response that the endpoint may be at work on still, for nobody once the call has failed."""
+        reading = self._reading
+        return self._kept(reading.identifier) if reading.continuation and not reading.done else None
 
     async def run(self, turn: Turn) -> ModelAnswer:
         """The tries in this turn, until one succeeds, fails for good, or time is up.
@@ -256,8 +277,11 @@ class Tries:
         pieces = self._reading.add(data)
         if self._on_response is not None and self._reading.identifier != self._known:
             self._known = self._reading.identifier
-            self._on_response(self._known)
+            self._on_response(self._kept(self._known))
         return pieces
+
+    def _kept(self, identifier: str) -> KeptResponse:
+        return KeptResponse(identifier, self.endpoint.profile.name, self.request.model)
 
     def _deliver(self, pieces: list[Piece]) -> None:
         if not self._first_chunk:

@@ -7,7 +7,7 @@ import contextlib
 from understudy.errors import UnderstudyError
 from understudy.placement import is_isolated
 from understudy.protocol import CallOrigin, Work
-from understudy.records import ActivationId, ModelAnswer
+from understudy.records import ActivationId, KeptResponse, ModelAnswer
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.operations import activation, model_calls
 from understudy.store.transaction import Transaction
@@ -46,7 +46,7 @@ class Answers:
             nonlocal at, ended, leaves
             result = model_calls.answer(
                 tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation,
-                ends_run=ends_run, purpose=of.purpose, fetched=of.response_id,
+                ends_run=ends_run, purpose=of.purpose, fetched=of.is_fetched(answer),
             )  # fmt: skip
             row = tx.session(of.session_id)
             at, ended = row.activation, row.wait == "idle" or (result.ended and not result.repeated)
@@ -89,11 +89,11 @@ class Answers:
         elif result.won and offer.work is None and not ended:
             self._go_on(of, result, resident, current, woken)
 
-    async def identified(self, of: CallOrigin, response_id: str) -> None:
-        """Commit under which id the endpoint has the response to a call."""
+    async def identified(self, of: CallOrigin, response: KeptResponse) -> None:
+        """Commit which endpoint has the response to a call, under which id."""
         await self._node.journal.submit(
             lambda tx: model_calls.identify(
-                tx, of.session_id, of.incarnation, of.run_id, of.round, of.attempt, response_id
+                tx, of.session_id, of.incarnation, of.run_id, of.round, of.attempt, response
             ),
             of.session_id,
         )

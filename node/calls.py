@@ -16,7 +16,7 @@ from understudy.errors import ServiceGone, StoreError, UnderstudyError, UnknownS
 from understudy.ports import ModelGateway
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin, Growth, Judged
-from understudy.records import ModelAnswer, ModelRequest
+from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.store.db.session_row import ActiveSession
 from understudy.streams import Parts
 from understudy.tasks import Tasks
@@ -93,7 +93,7 @@ class Calls:
         lost: told of a call that its gateway has died with, once it is forgotten here; and of one that lacks messages.
         grown: told of a session whose answer has grown.
         followed: whether somebody follows the answers of a session as they grow.
-        identified: commits the id under which the endpoint has the response to a call.
+        identified: commits which endpoint has the response to a call, under which id.
         verdicts: what frames have said of the calls beside which hooks run.
         attended: whether a frame is at a session, so that such a call will have its verdict.
         unattended: has a frame see to that of a call; False if no session waits for the call any more.
@@ -106,7 +106,7 @@ class Calls:
         profiles: Profiles,
         *,
         answered: Callable[[Call, ModelAnswer], Awaitable[None]],
-        identified: Callable[[CallOrigin, str], Awaitable[None]],
+        identified: Callable[[CallOrigin, KeptResponse], Awaitable[None]],
         lost: Callable[[Call], Awaitable[None]],
         grown: Callable[[str], None],
         followed: Callable[[str], bool],
@@ -319,25 +319,25 @@ class Calls:
                 await self._completed(call)
 
     def _identify_if_kept(self, call: Call) -> None:
-        if self._profiles.is_background(call.origin.profile):
+        if self._profiles.keeps_responses(call.origin.profile):
             self._tasks.alone(("response", call.origin.key), self._identify, call)
 
     async def _identify(self, call: Call) -> None:
-        """Commit under which id the endpoint has the response, as soon as it is known: whoever takes the call over,
-        whatever has died, fetches that response instead of paying for another one."""
-        known = call.origin.response_id
+        """Commit which endpoint has the response, as soon as it is known: whoever takes the call over, whatever has
+        died, fetches that response instead of paying for another one."""
+        known = call.origin.response
 
-        async def ask(number: str) -> str:
+        async def ask(number: str) -> KeptResponse | None:
             return await self._gateway.response(number, call.origin.key, known)
 
-        while response_id := await self._heard_of(call, ask):
+        while response := await self._heard_of(call, ask):
             try:
-                await self._identified(call.origin, response_id)
+                await self._identified(call.origin, response)
             except StoreError:  # of this one transaction: the id is not noted yet
                 log.warning("the id of the response to %s is committed once more", call.origin.request_key)
                 await asyncio.sleep(GROWTH_SECONDS)
                 continue
-            known = response_id
+            known = response
 
     async def _heard_of(self, call: Call, ask: Callable[[str], Awaitable[Wanted]]) -> Wanted | None:
         """What the gateway that has a call says of it; None once the call is over.
@@ -387,6 +387,18 @@ class Calls:
             attached = await self.link.attached()
             try:
                 return await self._gateway.abort(attached.number, call.origin.key)
+            except ServiceGone:
+                self.link.lost(attached)
+
+    def cancel(self, response: KeptResponse) -> None:
+        """Have an endpoint end a response whose run has ended, while this node has a gateway; nobody repeats that."""
+        self._tasks.spawn(self._cancel(response))
+
+    async def _cancel(self, response: KeptResponse) -> None:
+        while True:
+            attached = await self.link.attached()
+            try:
+                return await self._gateway.cancel(attached.number, response)
             except ServiceGone:
                 self.link.lost(attached)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from understudy.protocol import News
-from understudy.records import ActivationId, Cancelled, Interrupted
+from understudy.records import ActivationId, Cancelled, Interrupted, KeptResponse
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Committed
 from understudy.store.reads import queries
@@ -67,6 +67,9 @@ class Notices:
         self.act(committed.cancelled, committed.woken)
         self._timers.note(committed.timers.items())
         self._commands.note(committed.commands)
+        homes = {session_id: committed.written[session_id][1].node_id for session_id in committed.unwanted}
+        here = [session_id for session_id, node_id in homes.items() if not self._node.homes.elsewhere(node_id)]
+        self._cancel(committed.unwanted[session_id] for session_id in here)
         if committed.repeated:  # what the try before this one changed was not told: look everywhere
             self._feed.forget_all()
             self._node.spawn_task(self._sweep())
@@ -80,6 +83,7 @@ class Notices:
         self._condemn(news.killed)
         self._interrupt(news.interrupted)
         self.act(news.cancelled, {})
+        self._cancel(news.unwanted)
         self._feed.forget(news.sessions)
         self._node.spawn_task(self._timers.look())
         self._commands.look_if_needed()
@@ -112,6 +116,12 @@ class Notices:
             self._calls.abort(session_id, incarnation, run_id, round_number)
             if session_id in self._claims:  # its call goes out only after this commit is told
                 self._claims.interrupted[session_id].add((run_id, round_number))
+
+    def _cancel(self, responses: Iterable[KeptResponse]) -> None:
+        """Have endpoints end these responses, once the calls that were here are aborted: a gateway that has one of them
+        would take its end for a failure, and ask anew."""
+        for response in responses:
+            self._calls.cancel(response)
 
     def wake(self, row: ActiveSession) -> None:
         """Let a session go on, if it is at home here."""
@@ -149,6 +159,8 @@ class Notices:
             news.sessions.append(session_id)
             if session_id in committed.cancelled:
                 news.cancelled[session_id] = committed.cancelled[session_id]
+            if session_id in committed.unwanted:
+                news.unwanted.append(committed.unwanted[session_id])
             if session_id in committed.interrupted:
                 news.interrupted[session_id] = committed.interrupted[session_id]
             if session_id in killed:

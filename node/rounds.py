@@ -309,11 +309,11 @@ class Rounds:
         it."""
         _, run_id, round_number = split_wait_key(request.wait_key)
         request = request.limited_to(issued.longest_reply)
-        if issued.response_id:
-            request = structs.replace(request, response_id=issued.response_id)
+        if issued.response is not None:
+            request = structs.replace(request, response=issued.response)
         origin = CallOrigin(
             of.session_id, of.incarnation, run_id, round_number, issued.attempt, placement, root_id, request.profile,
-            request.model, request.ends_run, request.purpose, request.guarded, issued.response_id,
+            request.model, request.ends_run, request.purpose, request.guarded, issued.response,
         )  # fmt: skip
         self._calls.start(Call(origin, request))
         if run_id in self._claims.cancelled.get(of.session_id, ()):

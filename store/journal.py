@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from understudy.errors import StoreBusy, StoreError, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.ports import DecideEnd
-from understudy.records import ActivationId, Cancelled, Interrupted
+from understudy.records import ActivationId, Cancelled, Interrupted, KeptResponse
 
 from .db.engine import Database, now
 from .db.failures import StoreRace
@@ -63,6 +63,7 @@ class Committed:
         interrupted: which run of each session was interrupted by a steer.
         commands: nodes with commands in the background of which something was written.
         killed: frames that must end, with the activation whose run was ended by force.
+        unwanted: by session, the response that an endpoint makes in background mode for a run that ended.
         repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
     """
 
@@ -74,6 +75,7 @@ class Committed:
     timers: dict[tuple[str, str], int]
     killed: dict[str, ActivationId]
     commands: dict[str, None]
+    unwanted: dict[str, KeptResponse]
     operations: int
     seconds: float
     repeated: bool = False
@@ -333,7 +335,7 @@ class Journal:
             self.writer_seq, self._end_known, self._doubted = tx.writer_seq, True, False
         return Committed(
             tx.committed_events, tx.woken, tx.cancelled, tx.interrupted, tx.written, tx.timers, tx.killed, tx.commands,
-            count, 0.0,
+            tx.unwanted, count, 0.0,
             repeated=unnoticed or any(submitted.tried for submitted in group),
         )  # fmt: skip
 

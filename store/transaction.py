@@ -11,7 +11,7 @@ from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import Event
 from understudy.messages import Message
 from understudy.ports import DecideEnd
-from understudy.records import ActivationId, Cancelled, InboxItem, Interrupted
+from understudy.records import ActivationId, Cancelled, InboxItem, Interrupted, KeptResponse
 
 from .accounts import Accounts
 from .budgets import Charge, owners
@@ -65,6 +65,7 @@ class Transaction:
         timers: when each timer that was set here is due, by session and name.
         killed: activations whose run was ended by force here, by the frame whose process must go.
         commands: nodes with commands in the background of which something was written here.
+        unwanted: by session, the response that an endpoint makes in background mode for a run that ended here.
         stopping: sub-agents that their group stops, which are asked to end one after the other.
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
@@ -101,6 +102,7 @@ class Transaction:
         self.timers: dict[tuple[str, str], int] = {}
         self.killed: dict[str, ActivationId] = {}
         self.commands: dict[str, None] = {}
+        self.unwanted: dict[str, KeptResponse] = {}
         self.stopping: list[str] = []
         self.written: dict[str, tuple[int, SessionRow]] = {}
         self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import pickle
 import traceback
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -39,16 +39,21 @@ async def gateway(url: str, **profile: Any) -> AsyncIterator[Gateway]:
 
 
 @asynccontextmanager
-async def endpoint(*answers: bytes, on_close: asyncio.Event | None = None) -> AsyncIterator[str]:
+async def endpoint(
+    *answers: bytes, on_close: asyncio.Event | None = None, heads: list[str] | None = None
+) -> AsyncIterator[str]:
     """A server that sends these raw answers, one per connection (the last one repeats), then closes it.
 
-    With `on_close` it keeps the connections open, and sets the event when a client closes one.
+    With `on_close` it keeps the connections open, and sets the event when a client closes one. `heads` gets the first
+    line of each request.
     """
     left, served = list(answers), list[Any]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.append(asyncio.current_task())
         head = await reader.readuntil(b"\r\n\r\n")
+        if heads is not None:
+            heads.append(head.partition(b"\r\n")[0].decode())
         lengths = [
             line.partition(b":")[2] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
         ]
@@ -67,6 +72,13 @@ async def endpoint(*answers: bytes, on_close: asyncio.Event | None = None) -> As
     finally:
         server.close()
         await asyncio.gather(*served, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that nothing tells of."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.005)
 
 
 def http_answer(body: bytes | str, content_type: str = "text/event-stream", status: str = "200 OK") -> bytes:

@@ -12,7 +12,7 @@ from understudy.gateway.gateway import Gateway
 from understudy.identifiers import digest
 from understudy.json_text import from_json
 from understudy.node.rounds import split_wait_key
-from understudy.records import ModelAnswer, ModelRequest
+from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.streams import Piece
 
 Round = tuple[str, int]
@@ -136,7 +136,7 @@ class WatchedGateway(Gateway):
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
-        on_response: Callable[[str], None] | None = None,
+        on_response: Callable[[KeptResponse | None], None] | None = None,
         tree: str = "",
     ) -> ModelAnswer:
         session_id, run_id, round_number = split_wait_key(request.wait_key)

@@ -10,7 +10,7 @@ from ..errors import ServiceGone
 from ..ports import ModelGateway
 from ..protocol import Attached, CallOrigin, Growth
 from ..rates import RateReport, RateShares
-from ..records import ModelAnswer, ModelRequest
+from ..records import KeptResponse, ModelAnswer, ModelRequest
 from .remote_node import Attempt
 from .signatures import signature_of
 
@@ -43,9 +43,13 @@ class RemoteGateway:
         """See `ModelGateway.growth`."""
         return await self._call(ModelGateway.growth, number, key, restarts, lengths)  # type: ignore[no-any-return]
 
-    async def response(self, number: str, key: str, known: str) -> str:
+    async def response(self, number: str, key: str, known: KeptResponse | None) -> KeptResponse | None:
         """See `ModelGateway.response`."""
         return await self._call(ModelGateway.response, number, key, known)  # type: ignore[no-any-return]
+
+    async def cancel(self, number: str, response: KeptResponse) -> None:
+        """See `ModelGateway.cancel`."""
+        await self._call(ModelGateway.cancel, number, response)
 
     async def abort(self, number: str, key: str) -> None:
         """See `ModelGateway.abort`."""

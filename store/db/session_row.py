@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from understudy.records import ActivationId
+from understudy.records import ActivationId, KeptResponse
 
 
 class ActiveSession(Struct):
@@ -72,6 +72,8 @@ class SessionRow(ActiveSession):
     wait_error: dict[str, Any] | None = None
     answer_key: str = ""
     response_id: str = ""
+    response_profile: str = ""
+    response_model: str = ""
     answer_ended: int = 0
     cancel_as: dict[str, Any] | None = None
     held: dict[str, Any] | None = None
@@ -99,3 +101,15 @@ class SessionRow(ActiveSession):
     cost_used: int = 0
     last_span: str = ""
     merged: list[Any] | None = None
+
+    @property
+    def response(self) -> KeptResponse | None:
+        """That to the model call that it waits for, or waited for last, if an endpoint is known to keep it."""
+        if not self.response_id:
+            return None
+        return KeptResponse(self.response_id, self.response_profile, self.response_model)
+
+    @response.setter
+    def response(self, response: KeptResponse | None) -> None:
+        of = response or KeptResponse("", "", "")
+        self.response_id, self.response_profile, self.response_model = of.id, of.profile, of.model

@@ -96,8 +96,9 @@ class Session(NamespaceTable, table=True):
         wait_holder: who made the model call that it waits for, or waited for last.
         answer_key: of the model call whose answer ended the last wait for a model; empty while it waits for another.
         answer_ended: 1 if the run ended with that answer.
-        response_id: under which the endpoint has the response to the model call that it waits for, or waited for last;
-            empty if it keeps none, or that is not known yet.
+        response_id: under which an endpoint has the response to the model call that it waits for, or waited for last;
+            empty if it keeps none, or that is not known yet. `response_profile` and `response_model` are of the
+            endpoint, which is a fallback's perhaps.
         cancel_as: `{"status", "code"}`, perhaps `details`: how the run ends that was asked to, if not as cancelled, or
             if its group stops it. Has `asked` if somebody else asked it to end after that.
         held: how the current run ends as soon as its children have (`Finish`).
@@ -166,6 +167,8 @@ class Session(NamespaceTable, table=True):
     wait_holder: str = text_column("")
     answer_key: str = text_column("")
     response_id: str = text_column("")
+    response_profile: str = text_column("")
+    response_model: str = text_column("")
     answer_ended: int = number_column()
     wait_error: dict[str, Any] | None = json_column()
     cancel_reason: str | None = text_column()

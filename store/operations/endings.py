@@ -47,6 +47,8 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     if run_id is None:
         return
     tx.changed(row)
+    if row.wait == "model" and row.response is not None:  # perhaps no gateway has the call, which could abort it
+        tx.unwanted[row.session_id] = row.response
     steering.drop(tx, row, _ending(row, finish)[0])
     if hold and row.children_open > 0:
         row.held, row.wait, row.status = asdict(finish), "child", "waiting_for_child"

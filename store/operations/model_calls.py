@@ -13,7 +13,7 @@ from understudy import events
 from understudy.identifiers import call_identifier, trace_identifier, wait_key
 from understudy.messages import ALWAYS, NEVER, Message, ToolCall, Usage, encodable, storable
 from understudy.prices import Price
-from understudy.records import NO_USAGE, ActivationId, Batch, CallState, Finish, ModelAnswer
+from understudy.records import NO_USAGE, ActivationId, Batch, CallState, Finish, KeptResponse, ModelAnswer
 
 from ..budgets import Ask
 from ..db.session_row import SessionRow
@@ -39,7 +39,7 @@ def begin(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Pr
         return
     row.wait, row.status, row.round = "model", "waiting_for_model", batch.request_round
     row.wait_attempt, row.wait_since, row.wait_holder = 1, tx.now, holder
-    row.answer_key, row.response_id, row.answer_ended, row.redone = "", "", 0, 0
+    row.answer_key, row.response, row.answer_ended, row.redone = "", None, 0, 0
     event = events.ModelCallStarted(
         request_key=request_key(row), model=batch.request_model, profile=batch.request_profile, attempt=1,
         purpose=batch.request_purpose,
@@ -76,7 +76,7 @@ class AnswerResult:
 
 def answer(
     tx: Transaction, session_id: str, run_id: str, round_number: int, attempt: int, model: str, got: ModelAnswer, *,
-    incarnation: int, ends_run: bool = False, purpose: str = "", fetched: str = "",
+    incarnation: int, ends_run: bool = False, purpose: str = "", fetched: bool = False,
 ) -> AnswerResult:  # fmt: skip
     """Commit a model's answer where it arrives. Key: the wait; the first answer wins, whatever its attempt.
 
@@ -87,7 +87,7 @@ def answer(
         incarnation: the session's when it asked.
         ends_run: it is the run's answer, which ends with it, unless there is a steer that the model was not sent.
         purpose: what it is for, if not for the run to go on with: then it asks for no tools, and no model sees it.
-        fetched: the response that the call fetched by its id, if an earlier attempt had it: that is paid once.
+        fetched: it is the response that an earlier attempt had (`CallOrigin.is_fetched`): that is paid once.
     """
     row = tx.session(session_id)
     key = f"{wait_key(session_id, run_id, round_number)}/{attempt}"
@@ -99,13 +99,13 @@ def answer(
     if incarnation < row.first_incarnation:  # between that and the present one it had another specification
         return AnswerResult(False)
     won = current and row.wait == "model"
-    if not won and _is_known(tx, session_id, run_id, key, got.response_id if got.background else ""):
+    if not won and _is_known(tx, session_id, run_id, key, got):
         return AnswerResult(False, repeated=True)
     failed = got.error is not None
     if failed and not won:  # no run can be charged for it, and nobody knows what it took
         got = dataclasses.replace(got, usage=NO_USAGE)
     tokens = got.usage.total_tokens
-    redone = attempt > 1 and tokens > 0 and not (fetched and got.response_id == fetched)
+    redone = attempt > 1 and tokens > 0 and not fetched
     tx.changed(row)
     row.tokens_used += tokens
     row.cost_used += got.usage.cost
@@ -126,8 +126,9 @@ def answer(
         )  # fmt: skip
     else:
         event = events.ModelCallCompleted(
-            **shared, response_model=got.response_model, response_id=got.response_id, finish_reason=got.finish_reason,
-            usage=got.usage.to_wire(), first_chunk=got.first_chunk, redone=redone, tool_calls=len(got.tool_calls),
+            **shared, profile=got.profile, response_model=got.response_model, response_id=got.response_id,
+            finish_reason=got.finish_reason, usage=got.usage.to_wire(), first_chunk=got.first_chunk, redone=redone,
+            tool_calls=len(got.tool_calls),
         )  # fmt: skip
     if not won:
         charging.settle_late(tx, row, got.usage)
@@ -161,10 +162,10 @@ def answer(
     return AnswerResult(True, message, calls=calls)
 
 
-def _is_known(tx: Transaction, session_id: str, run_id: str, request_key: str, response_id: str) -> bool:
+def _is_known(tx: Transaction, session_id: str, run_id: str, request_key: str, got: ModelAnswer) -> bool:
     """Whether the log has this call's outcome: a commit that is tried again may have taken effect the first time, and
     a gateway may have an answer still that the service before this one committed. Or another attempt has fetched the
-    same response, which is paid once.
+    same response of the same endpoint, which is paid once.
 
     Read from the end back to the run's start: what is looked for is among the latest events as a rule.
     """
@@ -179,13 +180,18 @@ def _is_known(tx: Transaction, session_id: str, run_id: str, request_key: str, r
             if event.run_id == run_id and event.type in OUTCOMES:
                 if event.body["request_key"] == request_key:
                     return True
-                if response_id and event.body.get("response_id") == response_id:
+                if got.background and got.response_id and _response_of(event.body) == (got.profile, got.response_id):
                     return True
             if event.run_id == run_id and event.type == events.RunStarted.type:
                 return False
         if len(found) < LOOKED_AT:
             return False
         before = found[-1].seq
+
+
+def _response_of(body: dict[str, Any]) -> tuple[str, str]:
+    """Profile (empty: that of the request) and id of the response that an event tells of."""
+    return body.get("profile", ""), body.get("response_id", "")
 
 
 def _trace_of(tx: Transaction, session_id: str, run_id: str) -> str:
@@ -246,9 +252,10 @@ def _append_answer(
 
 
 def identify(
-    tx: Transaction, session_id: str, incarnation: int, run_id: str, round_number: int, attempt: int, response_id: str
-) -> bool:
-    """Note under which id the endpoint has the response to a call, so that whoever takes the call over fetches it.
+    tx: Transaction, session_id: str, incarnation: int, run_id: str, round_number: int, attempt: int,
+    response: KeptResponse,
+) -> bool:  # fmt: skip
+    """Note which endpoint has the response to a call, under which id: whoever takes the call over fetches it.
 
     Key and condition: the wait and its attempt. Of an attempt that was given up nothing is noted: the next one may have
     a response of its own by now. False if nobody waits for that attempt any more.
@@ -259,19 +266,19 @@ def identify(
         return False
     if (row.incarnation, row.run_id, row.round, row.wait_attempt) != wanted:
         return False
-    if row.response_id != response_id:
+    if row.response != response:
         tx.changed(row)
-        row.response_id = response_id
+        row.response = response
     return True
 
 
 class Issued(NamedTuple):
     """A model call's attempt, the longest reply that is paid for (0: any), and the response that an earlier attempt has
-    at the endpoint (empty: none that is known)."""
+    at an endpoint (None: none that is known)."""
 
     attempt: int
     longest_reply: int
-    response_id: str = ""
+    response: KeptResponse | None = None
 
 
 NOT_ISSUED = Issued(0, 0)
@@ -280,7 +287,7 @@ NOT_ISSUED = Issued(0, 0)
 
 def issued(tx: Transaction, row: SessionRow) -> Issued:
     """The model call that the session waits for."""
-    return Issued(row.wait_attempt, charging.longest_reply(tx, row), row.response_id)
+    return Issued(row.wait_attempt, charging.longest_reply(tx, row), row.response)
 
 
 def reissue(tx: Transaction, activation: ActivationId, frame_id: str, holder: str, model: str) -> Issued | None:
@@ -304,6 +311,8 @@ def reissue(tx: Transaction, activation: ActivationId, frame_id: str, holder: st
             attempt=row.wait_attempt,
             started_at=since,
             response_id=row.response_id,
+            response_profile=row.response_profile,
+            response_model=row.response_model,
         ),
     )  # fmt: skip
     return issued(tx, row)

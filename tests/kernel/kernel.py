@@ -143,6 +143,7 @@ class Kernel:
     Attributes:
         peers: the other nodes; one that is missing here can't be told anything.
         profile: more of the model profile that all agents have.
+        others: model profiles beside that one.
         telemetry: variables of `understudy.telemetry`; exporters read `os.environ` as well.
         numbers: of the frames to come.
         points: labels of what has happened so far: calls, commits, and what tools say.
@@ -161,9 +162,11 @@ class Kernel:
         prices: Mapping[str, Price] | None = None,
         telemetry: Mapping[str, str] | None = None,
         profile: Mapping[str, Any] | None = None,
+        others: Sequence[ModelProfile] = (),
         runner: TaskRunner | None = None,
     ) -> None:
         self.node_id = node_id
+        self._others = others
         self._profile = profile or {}
         self.nodes = [node_id]
         self.peers: dict[str, Kernel] = {}
@@ -196,6 +199,8 @@ class Kernel:
         )  # fmt: skip
         service = NodeService(config, self.gateway, self._tell, runner=self._runner, tool_host=self.tool_host)
         service.profiles.learn(ModelProfile("offline", "key", self.server.url, **self._profile))
+        for other in self._others:
+            service.profiles.learn(other)
         if service.database.is_sqlite:  # nobody cuts the power here, and other tests use the disk
             event.listen(service.database.writer, "connect", _without_waiting_for_the_disk)
         submit_all = service.journal.submit_all
@@ -517,13 +522,14 @@ async def running(
     prices: Mapping[str, Price] | None = None,
     telemetry: Mapping[str, str] | None = None,
     profile: Mapping[str, Any] | None = None,
+    others: Sequence[ModelProfile] = (),
     runner: TaskRunner | None = None,
     **options: Any,
 ) -> AsyncIterator[Kernel]:
     """A kernel with its own offline model, unless one is given."""
     made = server or OfflineServer(**options).start()
     kernel = Kernel(
-        dsn, made, directory, prices=prices, telemetry=telemetry, profile=profile, runner=runner
+        dsn, made, directory, prices=prices, telemetry=telemetry, profile=profile, others=others, runner=runner
     )  # fmt: skip
     try:
         await kernel.start(frames)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from understudy.config import Fallback, ModelProfile
 from understudy.testing.offline import Faults, OfflineServer
 
 from . import kernel as k
 
 BACKGROUND = {"protocol": "responses", "background": True}
 ROUNDS = 3
+TRIES = 4
+"""Of a call, at an endpoint that fails each one."""
+
 NONE = frozenset[str]()
 
 
@@ -29,14 +34,22 @@ async def begin(kernel: k.Kernel, tmp_path: Path) -> None:
     await kernel.send("s")
 
 
-async def identified(kernel: k.Kernel, round_number: int = 1, fetches: int = 0, before: frozenset[str] = NONE) -> str:
+async def identified(
+    kernel: k.Kernel, round_number: int = 1, fetches: int = 0, before: frozenset[str] = NONE, *,
+    at: OfflineServer | None = None,
+) -> str:  # fmt: skip
     """Wait until the store knows the id of the response that the session waits for in a round, which is none of those
-    before, and so many responses were fetched; returns the id. No event tells of it."""
+    before, and so many responses were fetched; returns the id. No event tells of it.
+
+    Args:
+        at: the endpoint that makes the response, if not the kernel's.
+    """
+    stats = (at or kernel.server).stats
     async with asyncio.timeout(k.STUCK_SECONDS):
         while True:
             row = await kernel.service.journal.submit(lambda tx: tx.find("s"))
             waits = row is not None and (row.wait, row.round) == ("model", round_number)
-            if waits and row.response_id not in {"", *before} and kernel.server.stats.fetches >= fetches:
+            if waits and row.response_id not in {"", *before} and stats.fetches >= fetches:
                 return str(row.response_id)
             await asyncio.sleep(0.005)
 
@@ -50,6 +63,23 @@ async def outcome(kernel: k.Kernel, tmp_path: Path) -> tuple[Any, ...]:
     return await kernel.transcript("s"), effects, info["tokens_used"], info["tokens_redone"]
 
 
+@pytest.fixture
+def failing() -> Iterator[OfflineServer]:
+    """An endpoint that fails each call."""
+    with OfflineServer(faults=Faults(status_500=1.0)) as made:
+        yield made
+
+
+def kernel_of(maker: str, store: str, tmp_path: Path, server: OfflineServer, failing: OfflineServer) -> k.Kernel:
+    """A kernel whose responses the server makes in the background: as its own endpoint, or as the fallback of the one
+    that fails."""
+    if maker == "its own endpoint":
+        return k.Kernel(store, server, tmp_path, profile=BACKGROUND)
+    spare = ModelProfile("spare", "key", server.url, protocol="responses", background=True)
+    fallbacks = (Fallback("spare", "other"),)
+    return k.Kernel(store, failing, tmp_path, profile={**BACKGROUND, "fallbacks": fallbacks}, others=[spare])
+
+
 async def undisturbed(tmp_path: Path) -> tuple[Any, ...]:
     """The same run with nothing that dies."""
     dsn = f"sqlite:///{tmp_path}/undisturbed.db"
@@ -61,20 +91,25 @@ async def undisturbed(tmp_path: Path) -> tuple[Any, ...]:
         return found
 
 
+@pytest.mark.parametrize("maker", ["its own endpoint", "a fallback"])
 @pytest.mark.parametrize("dies", ["gateway", "gateway and node service", "everything"])
 async def test_a_death_during_a_response_pays_nothing_again(
-    store: str, tmp_path: Path, server: OfflineServer, dies: str
+    store: str, tmp_path: Path, server: OfflineServer, failing: OfflineServer, dies: str, maker: str
 ) -> None:
-    """Given a response that the endpoint makes in the background, when its gateway dies, with the node service, or with
-    everything, in each round of a run, then each response is fetched by its id, no token is paid again, and transcript
-    and effects are those of a run in which nothing died."""
+    """Given a response that an endpoint makes in the background, perhaps a fallback's, when its gateway dies, with the
+    node service, or with everything, in each round of a run, then each response is fetched by its id from the endpoint
+    that has it, no token is paid again, and transcript and effects are those of a run in which nothing died."""
     expected = await undisturbed(tmp_path)
-    kernel = k.Kernel(store, server, tmp_path, profile=BACKGROUND)
+
+    def made() -> k.Kernel:
+        return kernel_of(maker, store, tmp_path, server, failing)
+
+    kernel = made()
     await kernel.start(1)
     server.hold()
     await begin(kernel, tmp_path)
     for number in range(1, ROUNDS + 1):
-        await identified(kernel, number)
+        await identified(kernel, number, at=server)
         assert (server.count, server.stats.fetches) == (number, number - 1)
         kernel.gateway.kill()
         if dies == "gateway and node service":
@@ -83,19 +118,22 @@ async def test_a_death_during_a_response_pays_nothing_again(
         elif dies == "everything":
             await kernel.lose()
             numbers = kernel.numbers
-            kernel = k.Kernel(store, server, tmp_path, profile=BACKGROUND)
+            kernel = made()
             kernel.numbers = numbers
             await kernel.start(1)
-        await identified(kernel, number, fetches=number)
+        await identified(kernel, number, fetches=number, at=server)
         server.release()
         if number < ROUNDS:
             server.hold()
     found = await outcome(kernel, tmp_path)
-    types = await kernel.types("s")
+    events = await kernel.events("s")
     await kernel.stop()
     assert (server.count, server.stats.cancelled) == (ROUNDS, 0)
+    assert failing.count == (TRIES * ROUNDS if maker == "a fallback" else 0)  # not asked when a call goes out again
     assert found == expected
-    assert types.count("model_call_reissued") == ROUNDS
+    again = [event for event in events if event["type"] == "model_call_reissued"]
+    of = {(event["data"]["response_profile"], event["data"]["response_model"]) for event in again}
+    assert (len(again), of) == (ROUNDS, {("spare", "other") if maker == "a fallback" else ("offline", "offline")})
 
 
 async def test_a_response_that_the_endpoint_does_not_have_any_more_is_made_anew(store: str, tmp_path: Path) -> None:
@@ -132,3 +170,42 @@ async def test_a_response_of_a_run_that_ends_is_cancelled(store: str, tmp_path: 
         assert (await kernel.end("s"))["status"] == "cancelled"
         await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 1)
         server.release()
+
+
+async def test_a_response_that_takes_too_long_is_cancelled(store: str, tmp_path: Path, server: OfflineServer) -> None:
+    """Given a response that is not over when the call's deadline is, then the run fails, and the endpoint is asked to
+    end the response."""
+    async with k.running(store, tmp_path, frames=1, server=server, profile=BACKGROUND) as kernel:
+        server.hold()
+        await kernel.spawn("s", k.spec(k.script("done"), deadline=0.5))
+        await kernel.send("s")
+        assert (await kernel.end("s"))["error"]["code"] == "model_unavailable"
+        await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 1)
+        server.release()
+
+
+@pytest.mark.parametrize("maker", ["its own endpoint", "a fallback"])
+@pytest.mark.parametrize("shutdown", [None, 0])
+async def test_a_cancel_reaches_a_response_that_no_gateway_has(
+    store: str, tmp_path: Path, server: OfflineServer, failing: OfflineServer, shutdown: int | None, maker: str
+) -> None:
+    """Given a response that is being made when everything dies, when its run is cancelled before any gateway has the
+    call again, by force or not, then a gateway of whoever ends the run asks the endpoint that has it to end it."""
+    kernel = kernel_of(maker, store, tmp_path, server, failing)
+    await kernel.start(1)
+    server.hold()
+    await kernel.spawn("s", k.spec(k.script("done"), shutdown=shutdown))
+    await kernel.send("s")
+    await identified(kernel, at=server)
+    await kernel.lose()
+    again = kernel_of(maker, store, tmp_path, server, failing)
+    again.numbers = kernel.numbers
+    await again.start(0)
+    await again.ask("cancel", "s", "r", "enough")
+    assert server.stats.cancelled == 0 or shutdown == 0
+    again.add_frame()
+    assert (await again.end("s"))["status"] == "cancelled"
+    await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 1)
+    assert (server.count, server.stats.fetches) == (1, 0)
+    server.release()
+    await again.stop()

@@ -27,10 +27,12 @@ PATIENCE = 30.0
 
 
 @asynccontextmanager
-async def nodes(dsn: str, server: OfflineServer, directory: Path) -> AsyncIterator[tuple[k.Kernel, k.Kernel]]:
+async def nodes(
+    dsn: str, server: OfflineServer, directory: Path, **profile: Any
+) -> AsyncIterator[tuple[k.Kernel, k.Kernel]]:
     """Nodes `a` and `b` of one cluster, with a frame each."""
     names = ["a", "b"]
-    a, b = (k.Kernel(dsn, server, directory, node_id=name) for name in names)
+    a, b = (k.Kernel(dsn, server, directory, node_id=name, profile=profile) for name in names)
     b.numbers = itertools.count(100)  # no frame of one has the id of one of the other
     try:
         await a.start(1)
@@ -61,6 +63,28 @@ async def test_an_input_accepted_elsewhere_runs_at_home(postgres: str, server: O
         assert watched["events"] == events
         assert (await a.info("s"))["node_id"] == "a"
         assert a.service.sweep.swept == 0
+
+
+async def test_a_response_of_a_run_that_is_ended_elsewhere(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a response in background mode for a session at home on `a`, when `b` ends its run by force, then it is
+    cancelled, and no other one is made."""
+    async with nodes(postgres, server, tmp_path, protocol="responses", background=True) as (a, b):
+        cancelled: list[str] = []
+        for node in (a, b):
+            node.service.calls.cancel = lambda _, name=node.node_id: cancelled.append(name)  # type: ignore[method-assign]
+        server.hold()
+        await a.spawn("s", k.spec(shutdown=0))
+        await a.send("s")
+        async with asyncio.timeout(PATIENCE):
+            while not await a.service.journal.submit(lambda tx: tx.session("s").response_id):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.005)
+        await b.ask("cancel", "s", "r", "enough")
+        assert (await b.end("s"))["status"] == "cancelled"
+        await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 1)  # its call is aborted
+        server.release()
+        assert (cancelled, server.count) == (["a"], 1)
 
 
 async def test_what_a_service_accepts_before_it_knows_the_nodes_runs_at_home(

@@ -93,7 +93,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
         given = json.loads(request.content)
         body = given if kept is None else chat_body(given)
         key = digest(json.dumps(body["messages"], sort_keys=True))
-        if (limited := self._limited()) is not None:
+        if request.url.host != "spare" and (limited := self._limited()) is not None:
             return limited
         fault = self._chosen.random() < self.trouble
         kind = self._chosen.choice(("500", "429", "connect", "cut", "slow")) if fault else ""
@@ -107,6 +107,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
         if "response_format" in body and not self.takes_formats:
             self._note("the endpoint refuses a response format")
             return httpx2.Response(400, content=error_body(400, "response_format is unknown"), headers=JSON)
+        if kept is not None and (refusal := kept.refusal(request.url.host)) is not None:
+            return refusal
         await asyncio.sleep(reply.delay + 0.005 + self._chosen.random() * 0.05)
         if key not in self._met:
             self._met.add(key)
@@ -122,7 +124,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
         characters = sum(len(json.dumps(message)) for message in messages)
         completion = Completion.of(reply, body, f"chatcmpl-{key[:12]}", characters)
         if kept is not None:
-            return kept.make(completion, given, key[:12], self._chosen.random() * 0.3)
+            return kept.make(completion, given, key[:12], self._chosen.random() * 0.3, request.url.host)
         events = completion.events(include_usage=True)
         if self._odd.random() < ODD and reply.finish_reason != CUT_OFF:  # the rest would not fit
             odd = self._odd.choice(ODDITIES)

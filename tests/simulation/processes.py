@@ -22,7 +22,7 @@ from understudy.node.node_service import NodeService
 from understudy.placement import DEFAULT, is_isolated
 from understudy.ports import ModelGateway
 from understudy.protocol import Attached, Exit, News, ServiceDirectory, StepCall, Work, packed
-from understudy.records import ModelAnswer, ModelRequest
+from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.store.reads import queries
 from understudy.supervisor.ports import ADOPT_SECONDS
 from understudy.supervisor.supervisor import Supervisor
@@ -55,6 +55,7 @@ class CountedGateway(Gateway):
 
     count: Callable[[ModelRequest], int]
     answered: Callable[[ModelRequest, int], None]
+    cancelled: Callable[[KeptResponse], None]
 
     async def call(self, request: ModelRequest, *arguments: Any) -> ModelAnswer:
         """See `Gateway.call`."""
@@ -65,15 +66,21 @@ class CountedGateway(Gateway):
             self.answered(request, incarnation)
         return answer
 
+    async def cancel(self, response: KeptResponse) -> None:
+        """See `Gateway.cancel`."""
+        self.cancelled(response)
+        await super().cancel(response)
+
 
 class GatewayProcess:
     """A gateway's process (`understudy.cluster.ray.services.GatewayActor` and `understudy.gateway.hosting`)."""
 
     def __init__(self, world: World, actor: Actor) -> None:
         self._actor = actor
-        self._profile = world.profile
+        self._profiles = world.profiles
         self._gateway = CountedGateway()
         self._gateway.count, self._gateway.answered = world.model_call, world.invariants.answered
+        self._gateway.cancelled = world.cancelled
         self.calls = GatewayCalls(self._gateway, self._prepare)
         self._serving = Serving(ModelGateway, self)
 
@@ -88,7 +95,8 @@ class GatewayProcess:
 
     async def _prepare(self, _profile: str) -> None:
         if not self._gateway.knows("offline"):
-            self._gateway.register(self._profile)
+            for profile in self._profiles:
+                self._gateway.register(profile)
 
 
 class NodeProcess(NodeCalls):
@@ -110,7 +118,8 @@ class NodeProcess(NodeCalls):
             processes=world.commands.of(machine), tool_host=RemoteToolHost(self._to_tool_host),
             kill_tool_host=self._kill_tool_host,
         )  # fmt: skip
-        self.service.profiles.learn(world.profile)
+        for profile in world.profiles:
+            self.service.profiles.learn(profile)
         self._starting = asyncio.Lock()
         self._started = False
         self._beat = time.monotonic()

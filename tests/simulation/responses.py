@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import httpx2
 
-from understudy.config import ModelProfile
+from understudy.config import Fallback, ModelProfile
 from understudy.testing.protocol import Completion, error_body
 from understudy.testing.responses import Rendered, response_identifier
 from understudy.testing.stored import StoredResponse
@@ -20,7 +20,20 @@ from understudy.testing.stored import StoredResponse
 if TYPE_CHECKING:
     from .world import World
 
-PROFILE = ModelProfile("offline", "key", "http://endpoint/v1", protocol="responses", background=True)
+SPARE = ModelProfile("spare", "key", "http://spare/v1", protocol="responses", background=True)
+"""The fallback, which always answers. It is another endpoint only by its host's name."""
+
+PROFILE = ModelProfile(
+    "offline",
+    "key",
+    "http://endpoint/v1",
+    protocol="responses",
+    background=True,
+    fallbacks=(Fallback("spare", on=("unavailable", "refused")),),
+)
+
+REFUSED = 0.2
+"""How many model calls the first endpoint refuses, however often they are made."""
 
 JSON = {"content-type": "application/json"}
 
@@ -42,16 +55,28 @@ class Responses:
 
     Attributes:
         made: how often a response to a call was made, by its wait key.
+        unwanted: responses that a gateway has asked to cancel.
     """
 
-    def __init__(self, world: World, chosen: random.Random) -> None:
+    def __init__(self, world: World, chosen: random.Random, seed: int) -> None:
         self._world = world
         self._chosen = chosen
+        self._seed = seed
+        self._host: dict[str, str] = {}
+        self.unwanted: set[str] = set()
         self._kept: dict[str, StoredResponse] = {}
         self._times: Counter[str] = Counter()
         self.made: Counter[str] = Counter()
 
-    def make(self, completion: Completion, body: dict[str, Any], digest: str, delay: float) -> httpx2.Response:
+    def refusal(self, host: str) -> httpx2.Response | None:
+        """What the first endpoint answers to a call for which its fallback is there."""
+        if host == "spare" or random.Random(f"{self._seed}/{WAIT_KEY.get()}/refused").random() >= REFUSED:
+            return None
+        return httpx2.Response(400, content=error_body(400, "this one is for the fallback"), headers=JSON)
+
+    def make(
+        self, completion: Completion, body: dict[str, Any], digest: str, delay: float, host: str
+    ) -> httpx2.Response:
         """Begin with a response, and send what comes of it."""
         wait_key = WAIT_KEY.get()
         identifier = response_identifier(digest, self._times[digest])
@@ -60,6 +85,8 @@ class Responses:
         stored = StoredResponse(rendered, delay=delay, pause=PAUSE, lost=self._chosen.random() < LOST)
         self._check_new(wait_key, identifier)
         self._kept[identifier] = stored
+        self._host[identifier] = host
+        self._world.counts["responses of the fallback"] += host == "spare"
         self.made[wait_key] += 1
         self._world.counts["responses"] += 1
         stored.begin(_now())
@@ -70,6 +97,8 @@ class Responses:
         _, _, rest = request.url.path.partition("/responses/")
         identifier, _, verb = rest.partition("/")
         stored = self._kept.get(identifier)
+        if stored is not None and self._host[identifier] != request.url.host:
+            self._world.invariants.violated(f"response {identifier} is asked for at {request.url.host}")
         if stored is None or stored.lost:
             return httpx2.Response(404, content=error_body(404, f"no response {identifier}"), headers=JSON)
         if verb == "cancel":
@@ -99,7 +128,8 @@ class Responses:
         )
         for (known,) in found:
             stored = self._kept.get(known)
-            if stored is not None and not stored.lost and not stored.is_cancelled:
+            gone = stored is None or stored.lost or stored.is_cancelled or known in self.unwanted
+            if not gone:
                 text = (
                     f"response {identifier} to {wait_key} is paid for, and the endpoint has {known}, as the store knows"
                 )

@@ -64,6 +64,8 @@ class Sent:
         messages = unfolded(from_json(request.messages))
         sent = [_said(message) for message in messages if message["role"] != "system"]
         stored = self._committed[request.wait_key]
+        if self._world.plan.responses:  # an empty answer is no item of a request: it is in no summary of the model's
+            sent, stored = _without_empty(sent), [_without_empty(one) for one in stored]
         if sent not in stored:
             self._violated(f"the model call {request.wait_key} was sent {sent}, and the store had {stored[-1]}")
         whole = digest(request.model, request.profile, repr(request.tools), bytes(request.messages).decode())
@@ -99,6 +101,10 @@ def _said(message: dict[str, Any]) -> Said:
     if content_text(message).startswith(ATTACHMENTS_MARK):
         return message["role"], ATTACHMENTS_MARK, attachments
     return message["role"], content_text(message), len(message.get("tool_calls") or ())
+
+
+def _without_empty(messages: list[Said]) -> list[Said]:
+    return [said for said in messages if said != ("assistant", "", 0)]
 
 
 def _with_attachments(messages: list[dict[str, Any]]) -> list[Said]:

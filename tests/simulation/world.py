@@ -19,7 +19,7 @@ from understudy.config import ModelProfile
 from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.node.calls import Call, Calls
 from understudy.node.draining import Draining
-from understudy.records import ModelRequest
+from understudy.records import KeptResponse, ModelRequest
 from understudy.store.journal import Committed, Journal
 from understudy.store.operations import requests
 from understudy.supervisor.capacity import Memory
@@ -36,7 +36,7 @@ from .log import Log
 from .plan import Plan
 from .processes import SupervisorProcess
 from .requested import Requested
-from .responses import PROFILE, Responses
+from .responses import PROFILE, SPARE, Responses
 from .scheduler import Exhausted, Process, Scheduler, Signal
 from .spans import Collector
 
@@ -98,7 +98,7 @@ class World:
             random.Random(f"{plan.seed}/forms"), plan.limit,
         )  # fmt: skip
         if plan.responses:
-            self.endpoint.kept = Responses(self, random.Random(f"{plan.seed}/kept responses"))
+            self.endpoint.kept = Responses(self, random.Random(f"{plan.seed}/kept responses"), plan.seed)
         self.forks = random.Random(f"{plan.seed}/forks")
         self.lines: list[str] = []
         self.effects: list[Effect] = []
@@ -141,7 +141,7 @@ class World:
 
     def model_call(self, request: ModelRequest) -> int:
         """A node service asks a model, which costs, unless a response is fetched; the incarnation of its session."""
-        if not request.response_id:
+        if request.response is None:
             self.endpoint.count(request.wait_key)
         self.invariants.check_model_call(request)
         return self.incarnation(request.wait_key.partition("/")[0])
@@ -152,6 +152,16 @@ class World:
         profile = PROFILE if self.plan.responses else ModelProfile("offline", "key", "http://endpoint/v1")
         given = float(self.plan.limit) if self.plan.limit and self.plan.limit % 2 == 0 else None
         return replace(profile, requests_per_minute=given)
+
+    @property
+    def profiles(self) -> list[ModelProfile]:
+        """That one, and its fallback where it has one."""
+        return [self.profile, *([SPARE] if self.plan.responses else [])]
+
+    def cancelled(self, response: KeptResponse) -> None:
+        """A gateway gives a response up that an endpoint makes in the background."""
+        if self.endpoint.kept is not None:
+            self.endpoint.kept.unwanted.add(response.id)
 
     def incarnation(self, session_id: str) -> int:
         """A session's incarnation as it is committed now; 0 if there is none."""

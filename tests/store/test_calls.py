@@ -20,7 +20,7 @@ from understudy.node.verdicts import Verdicts
 from understudy.prices import Price
 from understudy.profiles import Profiles
 from understudy.protocol import Attached, CallOrigin, Growth
-from understudy.records import CallState, ModelAnswer, ModelRequest
+from understudy.records import CallState, KeptResponse, ModelAnswer, ModelRequest
 from understudy.store.reads import queries
 from understudy.streams import CALL, REASONING, TEXT, Part
 
@@ -440,13 +440,13 @@ async def test_a_responses_id_is_committed_until_it_is() -> None:
     said: list[str] = []
 
     class Keeping(Answering):
-        async def response(self, _number: str, _key: str, known: str) -> str:
-            if known:
+        async def response(self, _number: str, _key: str, known: KeptResponse | None) -> KeptResponse:
+            if known is not None:
                 await asyncio.Event().wait()
-            return "resp-1"
+            return KeptResponse("resp-1", "p", "m")
 
-    async def identified(_origin: CallOrigin, response_id: str) -> None:
-        said.append(response_id)
+    async def identified(_origin: CallOrigin, response: KeptResponse) -> None:
+        said.append(response.id)
         if len(said) <= failures:
             raise StoreError("could not serialize access")
         noted.set()

@@ -20,7 +20,7 @@ from understudy.gateway.gateway_socket import GatewaySocket
 from understudy.messages import Usage
 from understudy.prices import Price
 from understudy.protocol import CallOrigin, Growth
-from understudy.records import ModelAnswer, ModelRequest
+from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.redaction import redacted
 from understudy.streams import CALL, REASONING, TEXT, Part, Piece
 from understudy.transport import one_service
@@ -34,6 +34,7 @@ PROFILE = ModelProfile("p", "sk-secret-0123456789", "http://127.0.0.1:1/v1", pri
 ANSWER = ModelAnswer(
     content="half \ud83d", tool_calls=(("1", "t", "{}"),), usage=Usage(3, 4), started_at=5, extra={"n": 1 << 80}
 )
+RESPONSE, ANOTHER = KeptResponse("resp-1", "p", "m"), KeptResponse("resp-2", "p", "m")
 
 
 class Endpoint(Gateway):
@@ -66,7 +67,7 @@ class Endpoint(Gateway):
         request: ModelRequest,
         on_delta: Callable[[Piece], None] | None = None,
         on_restart: Callable[[], None] | None = None,
-        on_response: Callable[[str], None] | None = None,
+        on_response: Callable[[KeptResponse | None], None] | None = None,
         tree: str = "",
     ) -> ModelAnswer:
         assert on_delta is not None
@@ -117,28 +118,28 @@ async def test_a_responses_id_is_known_before_its_answer() -> None:
     endpoint = Endpoint()
     calls = GatewayCalls(endpoint)
     number, call = await begun(calls, endpoint)
-    asked = asyncio.create_task(calls.response(number, ORIGIN.key, ""))
+    asked = asyncio.create_task(calls.response(number, ORIGIN.key, None))
     await asyncio.sleep(0)
-    endpoint.identify("resp-1")
-    assert (await asked, await calls.response(number, ORIGIN.key, "")) == ("resp-1", "resp-1")
-    asked = asyncio.create_task(calls.response(number, ORIGIN.key, "resp-1"))
+    endpoint.identify(RESPONSE)
+    assert (await asked, await calls.response(number, ORIGIN.key, None)) == (RESPONSE, RESPONSE)
+    asked = asyncio.create_task(calls.response(number, ORIGIN.key, RESPONSE))
     await asyncio.sleep(0)
-    endpoint.identify("resp-2")
-    assert await asked == "resp-2"
+    endpoint.identify(ANOTHER)
+    assert await asked == ANOTHER
     await calls.release(number, [ORIGIN.key])
-    assert await calls.response(number, ORIGIN.key, "") == ""
+    assert await calls.response(number, ORIGIN.key, None) is None
     await asyncio.wait({call})
     for end in ("answered", "released"):
         endpoint = Endpoint()
         calls = GatewayCalls(endpoint)
         number, call = await begun(calls, endpoint)
-        asked = asyncio.create_task(calls.response(number, ORIGIN.key, ""))
+        asked = asyncio.create_task(calls.response(number, ORIGIN.key, None))
         await asyncio.sleep(0)
         if end == "answered":
             endpoint.answer.set_result(ANSWER)
         else:
             await calls.release(number, [ORIGIN.key])
-        assert await asked == "", end
+        assert await asked is None, end
         await asyncio.wait({call})
         await calls.close()
 
@@ -356,7 +357,7 @@ async def test_a_fallbacks_answer_is_not_of_the_response_that_failed() -> None:
     endpoint = Endpoint()
     calls = GatewayCalls(endpoint)
     _, call = await begun(calls, endpoint)
-    endpoint.identify("resp-1")
+    endpoint.identify(RESPONSE)
     endpoint.answer.set_result(replace(ANSWER, response_id="", profile="q"))
     answer = await call
     assert answer is not None
@@ -368,14 +369,14 @@ async def test_a_fetch_that_is_aborted_before_it_begins_ends_the_response() -> N
     """Given a call that fetches a response, when it is aborted at once, then the endpoint is asked to end that."""
     endpoint, cancelled = Endpoint(), asyncio.Event()
 
-    async def cancel(profile: str, response_id: str) -> None:
-        assert (profile, response_id) == ("p", "resp-1")
+    async def cancel(response: KeptResponse) -> None:
+        assert response == RESPONSE
         cancelled.set()
 
     endpoint.cancel = cancel  # type: ignore[method-assign]
     calls = GatewayCalls(endpoint)
     number = (await calls.attach("one", [PROFILE])).number
-    call = asyncio.create_task(calls.call(number, ORIGIN, structs.replace(REQUEST, response_id="resp-1")))
+    call = asyncio.create_task(calls.call(number, ORIGIN, structs.replace(REQUEST, response=RESPONSE)))
     await asyncio.sleep(0)  # it is there, and has not begun
     await calls.abort(number, ORIGIN.key)
     answer = await call

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from understudy.actors.conversation import Conversation
-from understudy.config import ModelProfile
+from understudy.config import Fallback, ModelProfile
 from understudy.errors import InvalidConfiguration, ModelProtocolError, ModelRefused, ModelUnavailable
 from understudy.gateway.adapters import EndpointError, Malformed
 from understudy.gateway.gateway import Gateway
@@ -23,11 +23,11 @@ from understudy.gateway.responses_input import body_of, input_of
 from understudy.json_text import from_json, to_json
 from understudy.messages import Message, ToolCall, Usage
 from understudy.protocol import CallOrigin
-from understudy.records import ModelAnswer, ModelRequest
+from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.streams import REASONING, TEXT, Piece
 from understudy.testing.offline import RESPONSES, Faults, OfflineServer, Reply, policy_from_script
 
-from ..endpoints import KEY, added_up, endpoint, failure_of, gateway, http_answer, request
+from ..endpoints import KEY, added_up, endpoint, failure_of, gateway, http_answer, request, until
 
 LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
 SCRIPT = [
@@ -64,9 +64,11 @@ class Heard:
         self.told: list[str | Piece] = []
         self.responded = asyncio.Event()
 
-    def respond(self, response_id: str) -> None:
-        self.told.append(response_id)
-        self.responded.set()
+    def respond(self, response: KeptResponse | None) -> None:
+        if response is not None:
+            assert (response.profile, response.model) == ("p", "offline")
+            self.told.append(response.id)
+            self.responded.set()
 
     def call(self, model: Gateway, asked: ModelRequest) -> Any:
         return model.call(asked, self.told.append, lambda: self.told.append("restart"), self.respond)
@@ -294,7 +296,7 @@ async def test_another_gateway_fetches_the_response() -> None:
         server.release()
         async with responses(server.url, background=True) as model:
             again = Heard()
-            answer = await again.call(model, request(response_id=heard.words[0]))
+            answer = await again.call(model, request(response=KeptResponse(heard.words[0], "p", "offline")))
         assert (server.stats.requests, server.stats.repeats) == (1, 0)
     assert answer.response_id == heard.words[0]
     assert again.words == []  # its id is known
@@ -312,7 +314,9 @@ async def test_a_fetch_needs_a_place_but_no_turn_of_the_limit() -> None:
             admission = second.limits.of("p")
             admission._line("").pace.refuse(60.0, 0.0, time.monotonic())
             async with admission.turn(asked, "t", fetches=True):
-                call = asyncio.create_task(second.call(replace(asked, response_id=made.response_id)))
+                call = asyncio.create_task(
+                    second.call(replace(asked, response=KeptResponse(made.response_id, "p", "offline")))
+                )
                 done, _ = await asyncio.wait((call,), timeout=0.1)
                 assert not done  # the only place is taken
             answer = await call
@@ -327,7 +331,7 @@ async def test_a_response_that_is_lost_is_asked_for_anew() -> None:
     with OfflineServer(policy_from_script(SCRIPT), faults=Faults(lost_ids=0.7, cut_stream=0.7)) as server:
         async with responses(server.url, background=True) as model:
             heard = Heard()
-            answer = await heard.call(model, request(response_id="resp_unknown"))
+            answer = await heard.call(model, request(response=KeptResponse("resp_unknown", "p", "offline")))
         assert server.stats.requests >= 2
         assert server.stats.missed >= 2
     assert heard.words == [answer.response_id] or "restart" in heard.words
@@ -383,6 +387,77 @@ async def test_an_aborted_call_is_cancelled_at_the_endpoint() -> None:
             await calls.close()
             await asyncio.gather(call, return_exceptions=True)
             assert server.stats.cancelled == aborts
+
+
+@pytest.mark.parametrize("fallback", ["has it", "has lost it", "fails", "is not known"])
+async def test_a_fallbacks_response_is_fetched_there(fallback: str) -> None:
+    """Given a call with a response of a fallback, then it is fetched there, and no model is asked; if the fallback does
+    not have it any more, its model is asked anew; where that fails, or nobody knows it, the call is made anew."""
+    with OfflineServer() as own, OfflineServer() as spare:
+        profile = ModelProfile("q", KEY, spare.url, protocol="responses", background=True)
+        async with responses(own.url, background=True, fallbacks=(Fallback("q", "other"),)) as model:
+            model.register(ModelProfile("p", KEY, spare.url, protocol="responses", background=True))
+            made = await model.call(request(model="other"))
+        asked = request(response=KeptResponse(made.response_id, "q", "other"))
+        if fallback == "has lost it":
+            spare.forget()
+        elif fallback == "fails":
+            spare.faults = Faults(status_500=1.0)
+            spare.forget()
+        async with responses(own.url, background=True, fallbacks=(Fallback("q", "other"),)) as model:
+            if fallback != "is not known":
+                model.register(profile)
+            told: list[KeptResponse | None] = []
+            answer = await model.call(asked, on_response=told.append)
+        counts = own.count, spare.count
+    if fallback == "has it":
+        assert (answer.response_id, counts, told) == (made.response_id, (0, 1), [])
+    elif fallback == "has lost it":
+        assert (counts, told) == ((0, 2), [KeptResponse(answer.response_id, "q", "other")])
+    else:
+        own_response = KeptResponse(answer.response_id, "p", "offline")
+        assert (counts[0], told[-1]) == (1, own_response)
+        assert told[:-1] == ([None] if fallback == "fails" else [])
+    assert (answer.profile, answer.model) == (("q", "other") if fallback in ("has it", "has lost it") else ("", ""))
+
+
+async def test_a_response_is_cancelled_where_a_call_fails_for_good() -> None:
+    """Given a response that is being made, when its call fails for what the endpoint has sent, or since time is up,
+    also one that was only fetched, then the endpoint is asked to end it, while a fallback may answer. One that is over
+    is left alone."""
+    created = {"type": "response.created", "sequence_number": 0, "response": {"id": "r"}}
+    ended = http_answer(json.dumps({"object": "response", "id": "r"}), "application/json")
+    garbled = events_of(created, {"type": "response.output_item.added", "item": []})
+    lines: list[str] = []
+    with OfflineServer() as spare:
+        fallbacks = (Fallback("q", on=("refused",)),)
+        async with (
+            endpoint(garbled, ended, heads=lines) as url,
+            responses(url, background=True, fallbacks=fallbacks) as model,
+        ):
+            model.register(ModelProfile("q", KEY, spare.url))
+            assert (await model.call(request())).profile == "q"
+            await until(lambda: len(lines) == 2)
+    assert lines == ["POST /v1/responses HTTP/1.1", "POST /v1/responses/r/cancel HTTP/1.1"]
+    with OfflineServer() as server:
+        server.hold()
+        async with responses(server.url, background=True) as model:
+            told: list[KeptResponse | None] = []
+            await failure_of(model.call(request(deadline=0.2), on_response=told.append), ModelUnavailable)
+            await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 1)
+        async with responses(server.url, background=True) as model:
+            call = asyncio.create_task(model.call(request("x"), on_response=told.append))
+            await until(lambda: len(told) == 2)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await failure_of(model.call(request("x", deadline=0.2, response=told[1])), ModelUnavailable)
+            await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 2)
+        server.release()
+    over = {"type": "response.failed", "response": {"id": "r", "status": "failed", "error": {"code": "invalid_prompt"}}}
+    lines.clear()
+    async with endpoint(events_of(created, over), ended, heads=lines) as url, responses(url, background=True) as model:
+        await failure_of(model.call(request()), ModelRefused)
+    assert lines == ["POST /v1/responses HTTP/1.1"]
 
 
 def test_background_needs_responses() -> None:
