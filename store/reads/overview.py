@@ -98,7 +98,7 @@ def totals(connection: Connection, namespace: str) -> Totals:
         .subquery()
     )
     counted = select(newest.c.status, func.count()).where(newest.c.active == 0).group_by(newest.c.status)
-    latest = {status: count for status, count in connection.execute(counted)}
+    latest = {status: count for status, count in connection.execute(counted.order_by(newest.c.status))}
     return Totals(connection.execute(number).scalar() or 0, latest)
 
 

@@ -123,7 +123,9 @@ class Invariants:
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
-        """Something is wrong."""
+        """Something is wrong; not what is only said while the simulation is taken apart."""
+        if self._world.scheduler.over:
+            return
         self.violations.append(f"{self._world.scheduler.time():.4f} s: {text}")
         self._world.note(f"VIOLATION {text}")
 
