@@ -194,7 +194,7 @@ async def test_a_server_that_dies_each_time_is_given_up(dsn: str, tmp_path: Path
     """A tool that may be run again is called a few times while its server dies of it, and no more."""
     servers = [server(tmp_path, on_crash={"die": "rerun"})]
     async with k.running(dsn, tmp_path) as kernel:
-        ended = await kernel.run("s", agent([("test_die", {}), ("test_die_once", {})], "done", servers=servers))
+        ended = await kernel.run("s", agent([("test_die", {})], [("test_die_once", {})], "done", servers=servers))
         results = await kernel.results()
     assert ended["status"] == "completed"
     assert results[0] == "interrupted: the MCP server died while this tool ran; its outcome is unknown"
