@@ -11,7 +11,7 @@ import msgspec
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
 from understudy.records import CallState
-from understudy.tool_tasks import Report, TaskNews, TaskResult, ToolTask
+from understudy.tool_tasks import Reporting, TaskNews, TaskResult, ToolTask
 
 from .execution import Outcome, bind, execute
 from .hooks import arguments_of
@@ -39,7 +39,7 @@ def news_of_task(task: ToolTask, blob: bytes | None, unpickle: Callable[[bytes],
 
 async def run_task(
     task: ToolTask, blob: bytes | None, unpickle: Callable[[bytes], Any] | None,
-    reported: Callable[[list[Report]], None],
+    reported: Reporting,
 ) -> TaskResult:  # fmt: skip
     """Execute a tool call; whatever goes wrong is in the result.
 
@@ -74,7 +74,7 @@ async def run_task(
 
 async def _executed(
     tool: LoadedTool, keywords: dict[str, Any], timeout: float, reports: Reports,
-    reported: Callable[[list[Report]], None],
+    reported: Reporting,
 ) -> Outcome:  # fmt: skip
     """Execute it, and pass on meanwhile what may be committed by then."""
     work = asyncio.create_task(execute(tool, keywords, timeout))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from .rates import RateReport, RateShares
 from .reads import Note
 from .records import Ack, ActivationId, Batch, KeptResponse, ModelAnswer, ModelRequest
 from .tool_hosting import HostAttached, ServerAnswer, ServerCall, ServerConfiguration, ServerTools
-from .tool_tasks import Report, TaskNews, TaskResult, ToolTask
+from .tool_tasks import ReadBlob, Reporting, TaskNews, TaskResult, ToolTask
 
 
 class Node(Protocol):
@@ -120,19 +120,12 @@ class Node(Protocol):
 class TaskRunner(Protocol):
     """Executes tool calls in processes of their own."""
 
-    async def run(
-        self,
-        task: ToolTask,
-        read_blob: Callable[[str], Awaitable[bytes]],
-        reported: Callable[[list[Report]], None],
-    ) -> TaskResult | None:
+    async def run(self, task: ToolTask, read_blob: ReadBlob, reported: Reporting) -> TaskResult | None:
         """Execute a call once, wherever there is what `task.tool["task"]` asks for: how it ended. It waits for that,
         however long. If it is cancelled, so is the call.
 
         Args:
-            read_blob: code and definitions of placements by their hash.
-            reported: is given what the tool reports, in order, on the caller's event loop, before the result is
-                returned.
+            reported: is called on the caller's event loop, before the result is returned.
 
         Returns:
             None: its process is gone, and nobody knows what it did.

@@ -5,6 +5,7 @@ A session actor imports this module, which must stay light.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -13,6 +14,12 @@ from .events import CustomEvent, ToolProgress
 
 Report = ToolProgress | CustomEvent
 """What a tool reports while it runs."""
+
+Reporting = Callable[[list[Report]], None]
+"""Is given what a tool reports, in order."""
+
+ReadBlob = Callable[[str], Awaitable[bytes]]
+"""Reads code, and the definitions of placements, by their hash."""
 
 
 class ToolTask(msgspec.Struct, frozen=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +14,7 @@ from understudy.ports import TaskRunner
 from understudy.records import ActivationId
 from understudy.store.operations.holding import require_held
 from understudy.store.transaction import Transaction
-from understudy.tool_tasks import Report, TaskNews, TaskResult, ToolTask
+from understudy.tool_tasks import ReadBlob, Report, Reporting, TaskNews, TaskResult, ToolTask
 
 from .basis import NodeBasis
 from .frames import Frames
@@ -100,12 +99,7 @@ class _Call:
 class NobodyRuns:
     """There is nobody to execute such calls (`understudy.ports.TaskRunner`)."""
 
-    async def run(
-        self,
-        task: ToolTask,
-        read_blob: Callable[[str], Awaitable[bytes]],
-        reported: Callable[[list[Report]], None],
-    ) -> TaskResult | None:
+    async def run(self, task: ToolTask, read_blob: ReadBlob, reported: Reporting) -> TaskResult | None:
         """Refuse it."""
         del read_blob, reported
         return TaskResult("error", f"{task.tool['name']} asks for resources, and nothing here provides them")

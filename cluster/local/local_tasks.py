@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from understudy.actors.task_worker import run_task
-from understudy.tool_tasks import Report, TaskResult, ToolTask
+from understudy.tool_tasks import ReadBlob, Report, Reporting, TaskResult, ToolTask
 
 from ..client.background import LoopThread
 
@@ -25,12 +25,7 @@ class LocalTasks:
     def __init__(self, unpickle: Callable[[bytes], Any] | None) -> None:
         self._unpickle = unpickle
 
-    async def run(
-        self,
-        task: ToolTask,
-        read_blob: Callable[[str], Awaitable[bytes]],
-        reported: Callable[[list[Report]], None],
-    ) -> TaskResult | None:
+    async def run(self, task: ToolTask, read_blob: ReadBlob, reported: Reporting) -> TaskResult | None:
         """See `TaskRunner.run`."""
         digest = task.tool["source"].get("blob")
         blob = await read_blob(digest) if digest else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ray._private.runtime_env import packaging
 from ray.experimental.internal_kv import _internal_kv_get
 
 from understudy.errors import UnderstudyError
+from understudy.tool_tasks import ReadBlob
 
 from ..client import packages
 
@@ -43,7 +43,7 @@ def give_back(address: str, data: bytes) -> None:
     packaging.upload_package_to_gcs(address, data)
 
 
-async def provide(runtime_env: dict[str, Any], read_blob: Callable[[str], Awaitable[bytes]]) -> None:
+async def provide(runtime_env: dict[str, Any], read_blob: ReadBlob) -> None:
     """Give Ray back what it has deleted of a job's code. What the store does not have either, Ray reports."""
     for address in packages.addresses(runtime_env):
         if not await asyncio.to_thread(is_there, address):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from understudy.environment import keep_for_tools
 from understudy.errors import UnderstudyError
 from understudy.protocol import packed, unpacked
 from understudy.telemetry import FOR_FRAMES, telemetry_of
-from understudy.tool_tasks import Report, TaskNews, TaskResult, ToolTask
+from understudy.tool_tasks import ReadBlob, Reporting, TaskNews, TaskResult, ToolTask
 
 from . import package_store
 from .placing import actor_options, obstacle, variables
@@ -59,12 +59,7 @@ class RayTasks:
         telemetry = settings.telemetry
         self._logging_as = {name: telemetry[name] for name in FOR_FRAMES if name in telemetry}
 
-    async def run(
-        self,
-        task: ToolTask,
-        read_blob: Callable[[str], Awaitable[bytes]],
-        reported: Callable[[list[Report]], None],
-    ) -> TaskResult | None:
+    async def run(self, task: ToolTask, read_blob: ReadBlob, reported: Reporting) -> TaskResult | None:
         """See `TaskRunner.run`."""
         name, resources = task.tool["name"], task.tool["task"]
         definition = json.loads(await read_blob(task.placement)) if task.placement else {}
@@ -93,7 +88,7 @@ class RayTasks:
         return None
 
 
-async def _result(submit: Callable[[], Any], reported: Callable[[list[Report]], None]) -> TaskResult | None:
+async def _result(submit: Callable[[], Any], reported: Reporting) -> TaskResult | None:
     """Submit a task and wait for its result. One that nobody waits for any more is ended with its process, and so is
     one that goes on after its result."""
     loop = asyncio.get_running_loop()

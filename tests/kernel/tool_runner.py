@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from understudy.actors.task_worker import run_task
-from understudy.tool_tasks import Report, TaskResult, ToolTask
+from understudy.tool_tasks import ReadBlob, Reporting, TaskResult, ToolTask
 
 from . import kernel as k
 
@@ -30,12 +29,7 @@ class Runner:
         self.cancelled = asyncio.Event()
         self.at_work = asyncio.Event()
 
-    async def run(
-        self,
-        task: ToolTask,
-        read_blob: Callable[[str], Awaitable[bytes]],
-        reported: Callable[[list[Report]], None],
-    ) -> TaskResult | None:
+    async def run(self, task: ToolTask, read_blob: ReadBlob, reported: Reporting) -> TaskResult | None:
         assert self.kernel is not None
         self.begun.append(task.call_id)
         self.at_work.set()
