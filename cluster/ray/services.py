@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import ray
 from msgspec.structs import replace
@@ -45,7 +45,9 @@ from .ray_edge import (
 )
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
+    from understudy.gateway.gateway_calls import GatewayCalls
     from understudy.node.node_service import NodeService
+    from understudy.tool_host.hosted_servers import HostedServers
 
 log = logging.getLogger(__name__)
 
@@ -61,16 +63,6 @@ CPU_SLIVER = 0.01
 """Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
 
 
-class Calls(Protocol):
-    """What an actor does that outlives its node service."""
-
-    async def abandoned(self, seconds: float) -> None:
-        """Return when no node service has been heard of for so long."""
-
-    async def close(self) -> None:
-        """End all of it."""
-
-
 class LastingActor:
     """An actor beside a node service, which starts it and which it outlives; restarted by Ray when it dies.
 
@@ -79,7 +71,7 @@ class LastingActor:
         socket: where its node service asks for it.
     """
 
-    def __init__(self, calls: Calls, socket: ServiceSocket) -> None:
+    def __init__(self, calls: GatewayCalls | HostedServers, socket: ServiceSocket) -> None:
         self._calls = calls
         self._socket = socket
         self._orphan: asyncio.Task[None] | None = None
