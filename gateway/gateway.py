@@ -141,9 +141,9 @@ class Gateway:
             request = msgspec.structs.replace(request, response=None)
             if kept.profile in self._endpoints:
                 asked = msgspec.structs.replace(request, profile=kept.profile, model=kept.model, response=kept)
-                result, left = await self._asked(asked, listener, tree)
+                result, left = await self._asked_instead(asked, listener, tree)
                 if isinstance(result, ModelAnswer):
-                    return replace(result, profile=kept.profile, model=kept.model)
+                    return result
                 if left < LEAST_SECONDS:
                     raise result
                 log.info("profile %s gives no answer: %s is asked anew", kept.profile, request.profile)
@@ -161,11 +161,20 @@ class Gateway:
             asked = msgspec.structs.replace(
                 request, profile=fallback.profile, model=model, deadline=left, response=None
             )
-            result, left = await self._asked(asked, listener, tree)
+            result, left = await self._asked_instead(asked, listener, tree)
             if isinstance(result, ModelAnswer):
-                return replace(result, profile=fallback.profile, model=model)
+                return result
             # Else what the first one said is what the caller can do something about.
         raise first
+
+    async def _asked_instead(
+        self, request: ModelRequest, listener: Listener, tree: str
+    ) -> tuple[ModelAnswer | ModelError, float]:
+        """The same of a fallback, whose answer says so."""
+        result, left = await self._asked(request, listener, tree)
+        if isinstance(result, ModelAnswer):
+            result = replace(result, profile=request.profile, model=request.model)
+        return result, left
 
     async def _asked(
         self, request: ModelRequest, listener: Listener, tree: str

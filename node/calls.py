@@ -383,22 +383,24 @@ class Calls:
 
     async def _abort(self, call: Call) -> None:
         """Have the gateway abort a call; it may get lost with its attachment, and with the gateway the call does."""
-        while self._calls.get(call.key) is call:
-            attached = await self.link.attached()
-            try:
-                return await self._gateway.abort(attached.number, call.origin.key)
-            except ServiceGone:
-                self.link.lost(attached)
+        await self._pass_on(
+            lambda number: self._gateway.abort(number, call.origin.key), lambda: self._calls.get(call.key) is call
+        )
 
     def cancel(self, response: KeptResponse) -> None:
         """Have an endpoint end a response whose run has ended, while this node has a gateway; nobody repeats that."""
-        self._tasks.spawn(self._cancel(response))
+        self._tasks.spawn(self._pass_on(lambda number: self._gateway.cancel(number, response), lambda: True))
 
-    async def _cancel(self, response: KeptResponse) -> None:
-        while True:
+    async def _pass_on(self, tell: Callable[[str], Awaitable[None]], wanted: Callable[[], bool]) -> None:
+        """Have the gateway do something, or the next one if that is lost, as long as it is wanted.
+
+        Args:
+            tell: takes the number of the attachment.
+        """
+        while wanted():
             attached = await self.link.attached()
             try:
-                return await self._gateway.cancel(attached.number, response)
+                return await tell(attached.number)
             except ServiceGone:
                 self.link.lost(attached)
 
