@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from understudy.errors import ToolError
 from understudy.events import CustomEvent, ToolProgress
-from understudy.json_text import from_json, to_json
+from understudy.json_text import from_json, to_json, with_texts
 from understudy.messages import encodable
 from understudy.records import CallState
 from understudy.tool_tasks import Report
@@ -172,10 +172,4 @@ def _shown(event: Report) -> Report:
 
 def _presentable(value: Any) -> Any:
     """JSON data without secrets in any text, as every store can keep it."""
-    if isinstance(value, str):
-        return presentable(value)
-    if isinstance(value, list):
-        return [_presentable(item) for item in value]
-    if isinstance(value, dict):
-        return {presentable(name): _presentable(item) for name, item in value.items()}
-    return encodable(value)
+    return with_texts(value, presentable, encodable)

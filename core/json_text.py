@@ -6,6 +6,7 @@ A session actor imports this module, which must stay light.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -29,6 +30,21 @@ def to_json(value: Any) -> str:
 def jsonable(value: Any) -> Any:
     """What `json.dumps` can't write (its `default`) as data: a record as a dictionary, anything unknown as a text."""
     return msgspec.to_builtins(value, enc_hook=str)
+
+
+def with_texts(value: Any, change: Callable[[str], str], other: Callable[[Any], Any] = lambda value: value) -> Any:
+    """JSON data with its texts, the names of fields among them, changed.
+
+    Args:
+        other: changes what is neither text, list nor object.
+    """
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [with_texts(item, change, other) for item in value]
+    if isinstance(value, dict):
+        return {change(name): with_texts(item, change, other) for name, item in value.items()}
+    return other(value)
 
 
 def from_json(text: str | bytes) -> Any:

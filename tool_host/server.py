@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from importlib.metadata import version
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -30,6 +30,7 @@ from pydantic import FileUrl
 
 from understudy.environment import for_tools
 from understudy.errors import ToolError, UnderstudyError
+from understudy.json_text import with_texts
 from understudy.redaction import HIDDEN, SHORTEST, know, redacted
 from understudy.tasks import Tasks
 from understudy.tool_hosting import (
@@ -357,7 +358,7 @@ class Server:
     def _shown(self, tool: ServerTool) -> ServerTool:
         """A tool as it may be committed and sent to a model."""
         described = self._without_secrets(tool.description)
-        return replace(tool, description=described, parameters=_with_texts(tool.parameters, self._without_secrets))
+        return replace(tool, description=described, parameters=with_texts(tool.parameters, self._without_secrets))
 
     def _without_secrets(self, text: str) -> str:
         """A text of the server's without the values that it was given, which are nobody else's."""
@@ -368,17 +369,6 @@ class Server:
     def _last_words(self) -> str:
         words = self._process.errors.tail() if self._process is not None else ""
         return f"It wrote last: {words[-500:]}" if words else ""
-
-
-def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """JSON data with its texts, the names of fields among them, changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [_with_texts(item, change) for item in value]
-    if isinstance(value, dict):
-        return {change(name): _with_texts(item, change) for name, item in value.items()}
-    return value
 
 
 async def _unchecked(_tool: str, _result: Any) -> None:
