@@ -6,7 +6,7 @@ import asyncio
 import json
 import pickle
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -72,13 +72,6 @@ async def endpoint(
     finally:
         server.close()
         await asyncio.gather(*served, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that nothing tells of."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - no event tells of it
-            await asyncio.sleep(0.005)
 
 
 def http_answer(body: bytes | str, content_type: str = "text/event-stream", status: str = "200 OK") -> bytes:

@@ -425,6 +425,12 @@ class Kernel:
                     return found
                 await asyncio.sleep(0.005)
 
+    async def until_watched(self) -> None:
+        """Wait until a frame has asked to be told of an interruption of its tools, which a clock of its own decides."""
+        async with asyncio.timeout(STUCK_SECONDS):
+            while not self.service.interrupts:  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.01)
+
     async def until(self, session_id: str, event_type: str, count: int = 1) -> list[dict[str, Any]]:
         """The session's events, once there are `count` of this type."""
         after, found = 0, list[dict[str, Any]]()

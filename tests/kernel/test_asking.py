@@ -196,9 +196,7 @@ async def test_a_call_that_runs_again_can_be_interrupted(kernel: k.Kernel) -> No
     await kernel.spawn("s", k.spec(tools=[hang]))
     await kernel.send("s", "call hang {}")
     for _ in ("dies", "is interrupted"):
-        async with asyncio.timeout(k.STUCK_SECONDS):
-            while not kernel.service.interrupts:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await kernel.until_watched()
         holder = kernel.holder("s")
         if "input_received" not in await kernel.types("s"):
             assert holder is not None

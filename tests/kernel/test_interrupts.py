@@ -73,9 +73,7 @@ async def test_a_tool_that_has_long_been_at_work_hears_of_a_cancel(kernel: k.Ker
     interrupted: the run need not be ended by force."""
     await kernel.spawn("s", k.spec(k.script([("lasts", {})], "done"), [lasts]))
     await kernel.send("s")
-    async with asyncio.timeout(k.STUCK_SECONDS):
-        while not kernel.service.interrupts:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await kernel.until_watched()
     await kernel.ask("cancel", "s", "r", "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
     assert "shutdown_forced" not in {event["type"] for event in await kernel.events("s")}
@@ -302,9 +300,7 @@ async def test_a_sub_agents_result_from_before_a_cancel_is_its_calls(kernel: k.K
         assert worker is not None
         kernel.kill(worker)
         await kernel.until("s", "session_activated", 2)
-    async with asyncio.timeout(k.STUCK_SECONDS):
-        while not kernel.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
-            await asyncio.sleep(0.01)
+    await kernel.until_watched()
     await kernel.ask("answer", child_id, question["call_id"], "ok", "left", question["asked"])
     assert (await kernel.end(child_id, "task"))["status"] == "completed"
     await kernel.ask("cancel", "s", "r", "enough")
@@ -362,9 +358,7 @@ async def test_an_interrupted_process_with_a_thread_that_goes_on_does_nothing_el
     busy = kernel.holder("s")
     assert busy is not None
     try:
-        async with asyncio.timeout(k.STUCK_SECONDS):
-            while not kernel.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
-                await asyncio.sleep(0.01)
+        await kernel.until_watched()
         await kernel.ask("steer", "s", {"content": "left", "interrupt": True})
         assert (await kernel.end("s"))["status"] == "completed"
         async with asyncio.timeout(k.STUCK_SECONDS):

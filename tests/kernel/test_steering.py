@@ -296,9 +296,7 @@ async def test_interrupted_tools_are_cancelled_and_the_run_goes_on(kernel: k.Ker
     its result, and the model is sent the message behind it."""
     await kernel.spawn("s", k.spec(tools=[function]))
     await kernel.send("s", calling(function.__name__))
-    async with asyncio.timeout(k.STUCK_SECONDS):
-        while not kernel.service.interrupts:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await kernel.until_watched()
     await steer(kernel, interrupt=True)
     run = await kernel.end("s")
     assert (run["status"], run["rounds"]) == ("completed", 2)

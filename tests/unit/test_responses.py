@@ -27,7 +27,8 @@ from understudy.records import KeptResponse, ModelAnswer, ModelRequest
 from understudy.streams import REASONING, TEXT, Piece
 from understudy.testing.offline import RESPONSES, Faults, OfflineServer, Reply, policy_from_script
 
-from ..endpoints import KEY, added_up, endpoint, failure_of, gateway, http_answer, request, until
+from ..endpoints import KEY, added_up, endpoint, failure_of, gateway, http_answer, request
+from ..mcp_calls import until
 
 LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
 SCRIPT = [
