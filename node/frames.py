@@ -113,8 +113,10 @@ class Frames:
         return slot
 
     def require_own(self, frame_id: str, activation: ActivationId) -> None:
-        """Refuse what a frame says of an activation that another one is known to have: before anything follows from it
-        here, since the store refuses it only later. Raises `Fenced`."""
+        """Refuse what a frame says of an activation that another one is known to have, or that was ended by force:
+        before anything follows from it here, since the store refuses it only later. Raises `Fenced`."""
+        if frame_id in self.known.condemned:
+            raise Fenced("the activation was ended by force", session_id=activation.session_id)
         holder = self.paging.holder(activation.session_id)
         others = self.known.holders(activation)
         if holder is not None and holder.activation == activation:

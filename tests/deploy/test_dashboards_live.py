@@ -68,7 +68,7 @@ def day(ray_cluster: str, postgres_server: str, tmp_path_factory: pytest.TempPat
     directory, port, since = tmp_path_factory.mktemp("day"), free_port(), time.time()
     with pytest.MonkeyPatch.context() as patch, database(postgres_server) as dsn, OfflineServer(latency=0.02) as server:
         patch.setenv("UNDERSTUDY_METRICS_PORT", str(port))
-        profile = ModelProfile("day", "sk-of-the-tests", server.url)
+        profile = ModelProfile("day", "sk-of-the-tests", server.url, requests_per_minute=6_000)
         with Cluster.connect(dsn, profiles=[profile], prices=PRICES, max_actors=4, standby=1) as cluster:
             try:
                 # Before anything happens, so that it sees counters rise.

@@ -249,6 +249,25 @@ async def test_a_call_that_the_host_was_told_to_forget_is_not_made_again(dsn: st
     assert calls(tmp_path) == ["start", "hold x"]
 
 
+async def test_a_process_that_lags_behind_the_end_of_its_run_makes_no_call_again(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a call under way of a tool that may be run again, when its run is ended by force, and its process has not
+    heard of that when the host gives the call up, then the process does not have it made again."""
+    spec = agent([("test_look", {"word": "x"})], "done", servers=[server(tmp_path)], shutdown=0)
+    monkeypatch.setattr(NodeService, "interrupted", lambda *_: k.never())
+    async with k.running(dsn, tmp_path) as kernel:
+        found = watched(kernel)
+        await kernel.spawn("s", spec)
+        await kernel.send("s")
+        await until_called(tmp_path, "look x")
+        await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        await until(lambda: not kernel.service.frames.known.condemned)  # it has called in
+        assert (found, kernel.tool_host.servers.held) == (["lost"], 0)
+    assert calls(tmp_path) == ["start", "look x"]
+
+
 async def test_a_call_that_is_given_up_before_its_host_hears_of_it_is_not_made(dsn: str, tmp_path: Path) -> None:
     """Given a call that waits at the node service for its host, when its run is cancelled, then it is never made."""
     spec = agent([("test_hold", {"word": "x"})], "done", servers=[server(tmp_path)])

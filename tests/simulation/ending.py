@@ -246,15 +246,20 @@ class Ending:
                 self._violated(f"a model call of {run} was aborted, and its run was not cancelled")
 
     def _interrupted_rounds(self, connection: Any) -> set[tuple[str, str | None, int]]:
-        """The rounds of runs behind which their models were sent what interrupted them; 0 where that was dropped."""
+        """The rounds of runs behind which their models were sent what interrupted them, perhaps after a fold, which is
+        a round of its own; 0 where that was dropped."""
         contents = {one.content for client in self._world.clients for one in client.steers if one.interrupts}
-        found = connection.execute(select(MESSAGE.c.session_id, MESSAGE.c.run_id, MESSAGE.c.body)).all()
-        said = [row for row in found if row.body.get("origin") == STEER and row.body["content"] in contents]
+        chosen = select(MESSAGE.c.session_id, MESSAGE.c.run_id, MESSAGE.c.role, MESSAGE.c.body)
+        rounds: set[tuple[str, str | None, int]] = set()
+        with_tools: dict[tuple[str, str | None], int] = {}
+        for row in connection.execute(chosen.order_by(MESSAGE.c.session_id, MESSAGE.c.seq)):
+            run = row.session_id, row.run_id
+            if row.role == "tool":
+                with_tools[run] = row.body["round"]
+            elif row.body.get("origin") == STEER and row.body["content"] in contents:
+                rounds |= {(*run, row.body["round"]), (*run, with_tools.get(run, 0))}
         dropped = select(EVENT.c.session_id, EVENT.c.run_id).where(EVENT.c.type == SteerDropped.type)
-        return {
-            *((row.session_id, row.run_id, row.body["round"]) for row in said),
-            *((row.session_id, row.run_id, 0) for row in connection.execute(dropped)),
-        }
+        return rounds | {(row.session_id, row.run_id, 0) for row in connection.execute(dropped)}
 
     def _results(self, connection: Any) -> None:
         """What the model was told of its calls is what happened, and each input has its own answer."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Container, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec.structs import replace
@@ -50,16 +51,21 @@ EOF_SECONDS = 0.002
 CREATE_SECONDS = 120.0
 
 
+INCARNATION: ContextVar[int] = ContextVar("incarnation")
+"""Of the session that a gateway makes a model call for: its request does not say it."""
+
+
 class CountedGateway(Gateway):
     """The gateway; each model call that it is asked for is counted, for it is paid, and so is each answer."""
 
-    count: Callable[[ModelRequest], int]
+    count: Callable[[ModelRequest, int], None]
     answered: Callable[[ModelRequest, int], None]
     cancelled: Callable[[KeptResponse], None]
 
     async def call(self, request: ModelRequest, *arguments: Any) -> ModelAnswer:
         """See `Gateway.call`."""
-        incarnation = self.count(request)
+        incarnation = INCARNATION.get()
+        self.count(request, incarnation)
         WAIT_KEY.set(request.wait_key)
         answer = await super().call(request, *arguments)
         if answer.error is None:
@@ -72,6 +78,14 @@ class CountedGateway(Gateway):
         await super().cancel(response)
 
 
+class CountedCalls(GatewayCalls):
+    """The gateway's calls, each of which knows which incarnation of its session it is for."""
+
+    async def _ask(self, call: Any) -> ModelAnswer:
+        INCARNATION.set(call.origin.incarnation)
+        return await super()._ask(call)
+
+
 class GatewayProcess:
     """A gateway's process (`understudy.cluster.ray.services.GatewayActor` and `understudy.gateway.hosting`)."""
 
@@ -81,7 +95,7 @@ class GatewayProcess:
         self._gateway = CountedGateway()
         self._gateway.count, self._gateway.answered = world.model_call, world.invariants.answered
         self._gateway.cancelled = world.cancelled
-        self.calls = GatewayCalls(self._gateway, self._prepare)
+        self.calls = CountedCalls(self._gateway, self._prepare)
         self._serving = Serving(ModelGateway, self)
 
     def __getattr__(self, method: str) -> Any:

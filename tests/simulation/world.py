@@ -139,12 +139,15 @@ class World:
         self.note(f"effect {context.call_key} epoch {context.epoch}")
         self.invariants.check_effect(effect)
 
-    def model_call(self, request: ModelRequest) -> int:
-        """A node service asks a model, which costs, unless a response is fetched; the incarnation of its session."""
+    def model_call(self, request: ModelRequest, incarnation: int) -> None:
+        """A node service asks a model, which costs, unless a response is fetched. What is done for a session that was
+        removed since is counted for no other one that has its id."""
+        if incarnation != self.incarnation(request.wait_key.partition("/")[0]):
+            self.note(f"model call {request.wait_key} of a session that was removed")
+            return
         if request.response is None:
             self.endpoint.count(request.wait_key)
         self.invariants.check_model_call(request)
-        return self.incarnation(request.wait_key.partition("/")[0])
 
     @property
     def profile(self) -> ModelProfile:

@@ -184,9 +184,9 @@ def test_the_parent_gets_json(name: str, heard: str) -> None:
         run = session.send(f"call {name} {json.dumps(asked)}")
         run.result(20, check=True)
         [child] = session.children()
+        assert cluster.session(child.id).run("task").result(20).output == {"place": ""}
         if name == "start_agent":
             session.run(f"news.{child.id}").result(20, check=True)
-        assert cluster.session(child.id).run("task").result(20).output == {"place": ""}
         assert any(heard in str(message.content) for message in session.messages())
 
 
