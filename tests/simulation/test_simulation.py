@@ -31,7 +31,7 @@ REGRESSIONS = sorted((ROOT / "tests" / "simulation" / "regressions").glob("*.jso
 SEEDS = 8
 """Of each backend, always the same."""
 
-FRESH, SHARES = 5, 8
+FRESH, SHARES = 3, 8
 """Of each backend, so many fresh ones in so many tests: who is done with other tests helps."""
 
 Simulate = Callable[..., "subprocess.CompletedProcess[str]"]
