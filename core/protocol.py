@@ -27,6 +27,7 @@ from .records import (
     KeptResponse,
     ModelAnswer,
     ModelRequest,
+    Unwanted,
 )
 from .streams import Part
 from .wakeups import wakeup_problem
@@ -132,7 +133,7 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
     cancelled: dict[str, Cancelled] = {}
     killed: dict[str, ActivationId] = {}
     interrupted: dict[str, Interrupted] = {}
-    unwanted: list[KeptResponse] = []
+    unwanted: list[Unwanted] = []
 
 
 class CallOrigin(msgspec.Struct, frozen=True):

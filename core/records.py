@@ -333,6 +333,15 @@ class Cancelled(NamedTuple):
     reason: str
 
 
+class Unwanted(NamedTuple):
+    """A response that an endpoint makes in background mode for a run that has ended."""
+
+    session_id: str
+    incarnation: int
+    run_id: str
+    response: KeptResponse
+
+
 LogEntry = (
     Message
     | ToolStarted

@@ -148,7 +148,7 @@ class Gateway:
                     raise result
                 log.info("profile %s gives no answer: %s is asked anew", kept.profile, request.profile)
                 request = msgspec.structs.replace(request, deadline=left)
-                listener.begin_anew()
+            listener.begin_anew()  # also where it can't be asked: what comes is not of that response
         first, left = await self._asked(request, listener, tree)
         if isinstance(first, ModelAnswer):
             return first

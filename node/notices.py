@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from understudy.protocol import News
-from understudy.records import ActivationId, Cancelled, Interrupted, KeptResponse
+from understudy.records import ActivationId, Cancelled, Interrupted, Unwanted
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.journal import Committed
 from understudy.store.reads import queries
@@ -117,10 +117,11 @@ class Notices:
             if session_id in self._claims:  # its call goes out only after this commit is told
                 self._claims.interrupted[session_id].add((run_id, round_number))
 
-    def _cancel(self, responses: Iterable[KeptResponse]) -> None:
-        """Have endpoints end these responses, once the calls that were here are aborted: a gateway that has one of them
+    def _cancel(self, unwanted: Iterable[Unwanted]) -> None:
+        """Have endpoints end these responses, once the calls that are here are aborted: a gateway that has one of them
         would take its end for a failure, and ask anew."""
-        for response in responses:
+        for session_id, incarnation, run_id, response in unwanted:
+            self._calls.abort(session_id, incarnation, run_id)
             self._calls.cancel(response)
 
     def wake(self, row: ActiveSession) -> None:

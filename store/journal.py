@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from understudy.errors import StoreBusy, StoreError, StoreUnreachable, UnderstudyError
 from understudy.events import Event
 from understudy.ports import DecideEnd
-from understudy.records import ActivationId, Cancelled, Interrupted, KeptResponse
+from understudy.records import ActivationId, Cancelled, Interrupted, Unwanted
 
 from .db.engine import Database, now
 from .db.failures import StoreRace
@@ -75,7 +75,7 @@ class Committed:
     timers: dict[tuple[str, str], int]
     killed: dict[str, ActivationId]
     commands: dict[str, None]
-    unwanted: dict[str, KeptResponse]
+    unwanted: dict[str, Unwanted]
     operations: int
     seconds: float
     repeated: bool = False

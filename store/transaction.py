@@ -11,7 +11,7 @@ from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import Event
 from understudy.messages import Message
 from understudy.ports import DecideEnd
-from understudy.records import ActivationId, Cancelled, InboxItem, Interrupted, KeptResponse
+from understudy.records import ActivationId, Cancelled, InboxItem, Interrupted, Unwanted
 
 from .accounts import Accounts
 from .budgets import Charge, owners
@@ -102,7 +102,7 @@ class Transaction:
         self.timers: dict[tuple[str, str], int] = {}
         self.killed: dict[str, ActivationId] = {}
         self.commands: dict[str, None] = {}
-        self.unwanted: dict[str, KeptResponse] = {}
+        self.unwanted: dict[str, Unwanted] = {}
         self.stopping: list[str] = []
         self.written: dict[str, tuple[int, SessionRow]] = {}
         self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from understudy.config import Fallback, ModelProfile
+from understudy.store.operations import activation
 from understudy.testing.offline import Faults, OfflineServer
 
+from ..mcp_calls import until
 from . import kernel as k
 
 BACKGROUND = {"protocol": "responses", "background": True}
@@ -209,3 +211,26 @@ async def test_a_cancel_reaches_a_response_that_no_gateway_has(
     assert (server.count, server.stats.fetches) == (1, 0)
     server.release()
     await again.stop()
+
+
+async def test_a_response_of_a_session_that_is_given_up_is_asked_of_nobody_else(
+    store: str, tmp_path: Path, server: OfflineServer
+) -> None:
+    """Given a response that is being made, when its session is quarantined, then the endpoint is asked to end it, and
+    neither the endpoint nor its fallback is asked for another one."""
+    with OfflineServer() as other:
+        spare = ModelProfile("spare", "key", other.url)
+        profile = {**BACKGROUND, "fallbacks": (Fallback("spare"),)}
+        async with k.running(store, tmp_path, frames=1, server=server, profile=profile, others=[spare]) as kernel:
+            server.hold()
+            await kernel.spawn("s", k.spec(k.script("done")))
+            await kernel.send("s")
+            await identified(kernel)
+            await kernel.service.journal.submit(
+                lambda tx: activation.quarantine(tx, tx.session("s"), "stuck", "it dies each time"), "s"
+            )
+            assert (await kernel.end("s"))["status"] == "quarantined"
+            await asyncio.to_thread(server.wait, lambda stats: stats.cancelled >= 1)
+            await until(lambda: not kernel.gateway.calls.held)
+            server.release()
+        assert (server.count, other.count) == (1, 0)

@@ -418,8 +418,20 @@ async def test_a_fallbacks_response_is_fetched_there(fallback: str) -> None:
     else:
         own_response = KeptResponse(answer.response_id, "p", "offline")
         assert (counts[0], told[-1]) == (1, own_response)
-        assert told[:-1] == ([None] if fallback == "fails" else [])
+        assert told[:-1] == [None]
     assert (answer.profile, answer.model) == (("q", "other") if fallback in ("has it", "has lost it") else ("", ""))
+
+
+async def test_an_answer_is_not_of_a_response_that_nobody_can_fetch() -> None:
+    """Given a response at a profile that this gateway does not know, then who asks is told, before anything comes, that
+    the call has no response, and its own endpoint is asked."""
+    with OfflineServer() as server:
+        async with gateway(server.url) as model:
+            told: list[object] = []
+            asked = request(response=KeptResponse("resp-1", "unknown", "m"))
+            answer = await model.call(asked, told.append, None, told.append)
+    assert told[0] is None
+    assert (answer.profile, server.count) == ("", 1)
 
 
 async def test_a_response_is_cancelled_where_a_call_fails_for_good() -> None:
