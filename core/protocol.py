@@ -126,14 +126,14 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True):
         cancelled: their runs that were asked to end, by session.
         killed: activations that were ended by force, by frame.
         interrupted: their runs that were interrupted by a steer, by session.
-        unwanted: responses that an endpoint makes in background mode for their runs that have ended.
+        unwanted: responses that an endpoint makes in background mode for their runs that have ended, by session.
     """
 
     sessions: list[str] = []
     cancelled: dict[str, Cancelled] = {}
     killed: dict[str, ActivationId] = {}
     interrupted: dict[str, Interrupted] = {}
-    unwanted: list[Unwanted] = []
+    unwanted: dict[str, Unwanted] = {}
 
 
 class CallOrigin(msgspec.Struct, frozen=True):

@@ -336,9 +336,8 @@ class Cancelled(NamedTuple):
 class Unwanted(NamedTuple):
     """A response that an endpoint makes in background mode for a run that has ended."""
 
-    session_id: str
-    incarnation: int
     run_id: str
+    incarnation: int
     response: KeptResponse
 
 

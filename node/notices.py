@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from understudy.protocol import News
@@ -69,7 +69,7 @@ class Notices:
         self._commands.note(committed.commands)
         homes = {session_id: committed.written[session_id][1].node_id for session_id in committed.unwanted}
         here = [session_id for session_id, node_id in homes.items() if not self._node.homes.elsewhere(node_id)]
-        self._cancel(committed.unwanted[session_id] for session_id in here)
+        self._cancel({session_id: committed.unwanted[session_id] for session_id in here})
         if committed.repeated:  # what the try before this one changed was not told: look everywhere
             self._feed.forget_all()
             self._node.spawn_task(self._sweep())
@@ -117,10 +117,10 @@ class Notices:
             if session_id in self._claims:  # its call goes out only after this commit is told
                 self._claims.interrupted[session_id].add((run_id, round_number))
 
-    def _cancel(self, unwanted: Iterable[Unwanted]) -> None:
+    def _cancel(self, unwanted: dict[str, Unwanted]) -> None:
         """Have endpoints end these responses, once the calls that are here are aborted: a gateway that has one of them
         would take its end for a failure, and ask anew."""
-        for session_id, incarnation, run_id, response in unwanted:
+        for session_id, (run_id, incarnation, response) in unwanted.items():
             self._calls.abort(session_id, incarnation, run_id)
             self._calls.cancel(response)
 
@@ -161,7 +161,7 @@ class Notices:
             if session_id in committed.cancelled:
                 news.cancelled[session_id] = committed.cancelled[session_id]
             if session_id in committed.unwanted:
-                news.unwanted.append(committed.unwanted[session_id])
+                news.unwanted[session_id] = committed.unwanted[session_id]
             if session_id in committed.interrupted:
                 news.interrupted[session_id] = committed.interrupted[session_id]
             if session_id in killed:

@@ -48,7 +48,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
         return
     tx.changed(row)
     if row.wait == "model" and row.response is not None:  # perhaps no gateway has the call, which could abort it
-        tx.unwanted[row.session_id] = Unwanted(row.session_id, row.incarnation, run_id, row.response)
+        tx.unwanted[row.session_id] = Unwanted(run_id, row.incarnation, row.response)
     steering.drop(tx, row, _ending(row, finish)[0])
     if hold and row.children_open > 0:
         row.held, row.wait, row.status = asdict(finish), "child", "waiting_for_child"

@@ -251,13 +251,13 @@ class Ending:
         contents = {one.content for client in self._world.clients for one in client.steers if one.interrupts}
         chosen = select(MESSAGE.c.session_id, MESSAGE.c.run_id, MESSAGE.c.role, MESSAGE.c.body)
         rounds: set[tuple[str, str | None, int]] = set()
-        with_tools: dict[tuple[str, str | None], int] = {}
+        latest: dict[tuple[str, str | None], int] = {}  # of each run, the round whose answer it has gone on with
         for row in connection.execute(chosen.order_by(MESSAGE.c.session_id, MESSAGE.c.seq)):
             run = row.session_id, row.run_id
-            if row.role == "tool":
-                with_tools[run] = row.body["round"]
+            if row.role == "assistant" and "visibility" not in row.body:  # no fold
+                latest[run] = row.body["round"]
             elif row.body.get("origin") == STEER and row.body["content"] in contents:
-                rounds |= {(*run, row.body["round"]), (*run, with_tools.get(run, 0))}
+                rounds |= {(*run, row.body["round"]), (*run, latest.get(run, row.body["round"]))}
         dropped = select(EVENT.c.session_id, EVENT.c.run_id).where(EVENT.c.type == SteerDropped.type)
         return rounds | {(row.session_id, row.run_id, 0) for row in connection.execute(dropped)}
 
