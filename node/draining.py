@@ -23,6 +23,7 @@ from .departures import Departure, leaving
 from .frames import Frames
 from .interrupts import Interrupts
 from .paging import Slot
+from .tool_tasks import ToolTasks
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,16 @@ class Draining:
     fenced here in the same transaction, so it acts at one node at a time; a move is no death.
     """
 
-    def __init__(self, node: NodeBasis, frames: Frames, calls: Calls, claims: Claims, interrupts: Interrupts) -> None:
+    def __init__(
+        self, node: NodeBasis, frames: Frames, calls: Calls, claims: Claims, interrupts: Interrupts, tasks: ToolTasks
+    ) -> None:
         self._node = node
         self._homes = node.homes
         self._frames = frames
         self._calls = calls
         self._claims = claims
         self._interrupts = interrupts
+        self._tasks = tasks
         self._looks = False
         self._news = asyncio.Event()
         self._finished = asyncio.Event()
@@ -81,7 +85,7 @@ class Draining:
         left = self._node.homes.is_drained and draining.leave(
             tx, row, self._homes.here, self._homes.available, forced=forced
         )
-        if left and forced:  # its process is killed only after this
+        if left and (forced or self._tasks.is_at_work(held.session_id)):  # processes are ended only after this
             activation.outlast(tx, row)
         return left
 
@@ -208,6 +212,7 @@ class Draining:
             for row in await self._node.journal.submit(operation):  # not before: who stays keeps process and call
                 held = row.activation
                 self._calls.drop(row.session_id)
+                self._tasks.drop(row.session_id)
                 if row.frame_id is not None and row.frame_id not in frames_left:
                     frames.condemn(row.frame_id, held)
                 self._interrupts.fence(held, "the session goes on elsewhere")

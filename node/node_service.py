@@ -94,7 +94,8 @@ class NodeService(NodeBasis):
         self.projection = Projection(
             self, partial(show_all, self, self.frames.paging, self.frames.supply, self.calls, self.rates)
         )
-        self.draining = Draining(self, self.frames, self.calls, self.claims, self.interrupts)
+        self.tasks = ToolTasks(self, self.frames, runner or NobodyRuns())
+        self.draining = Draining(self, self.frames, self.calls, self.claims, self.interrupts, self.tasks)
         self.notices = Notices(
             self, self.frames, self.calls, self.claims, self.interrupts, self.feed, self.timers,
             self.commands, tell=tell,
@@ -114,7 +115,6 @@ class NodeService(NodeBasis):
             self.projection,
             self.commands,
         )
-        self.tasks = ToolTasks(self, self.frames, runner or NobodyRuns())
         self.sweep = Sweep(
             self, self.frames, self.calls, self.interrupts, self.deaths, self.notices, self.take_up, self.timers,
             self.feed, self.tasks, self.commands,

@@ -183,16 +183,32 @@ class ToolTasks:
         if known is not None:  # it stays known: a call that began it may arrive late
             known.under_way.cancel()
 
+    def is_at_work(self, session_id: str) -> bool:
+        """Whether something is executed for a session."""
+        return any(key[0] == session_id and not call.under_way.done() for key, call in self._calls.items())
+
+    def drop(self, session_id: str) -> None:
+        """End and forget what is executed for a session that is at home elsewhere now: nobody can ask for it here."""
+        for key in [key for key in self._calls if key[0] == session_id]:
+            self._calls.pop(key).under_way.cancel()
+
     async def look(self) -> None:
-        """End and forget what is for calls that have a result, or whose round or session is over."""
+        """End and forget what is for calls that have a result, or whose round or session is over; and what is for
+        sessions that are at home elsewhere, which begin it anew there, if they may."""
         for session_id in {key[0] for key in self._calls}:
             try:
-                wanted = await self._node.journal.submit(partial(_open_calls, session_id=session_id), session_id)
+                wanted = await self._node.journal.submit(partial(self._wanted, session_id=session_id), session_id)
             except UnderstudyError as error:
                 log.info("what is executed for session %s is looked at later: %s", session_id, error)
                 continue
             for key in [key for key in self._calls if key[0] == session_id and key[1:] not in wanted]:
                 self._calls.pop(key).under_way.cancel()
+
+    def _wanted(self, tx: Transaction, session_id: str) -> set[tuple[int, str]]:
+        row = tx.find(session_id)
+        if row is not None and self._node.homes.elsewhere(row.node_id):
+            return set()
+        return _open_calls(tx, session_id)
 
     def close(self) -> None:
         """End all of them."""

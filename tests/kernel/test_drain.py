@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy import HookContext, Inject, hook
+from understudy import HookContext, Inject, hook, tool
 from understudy.actors.context import FOLD_ANSWER, FOLD_REQUEST
 from understudy.actors.hooks import describe_hook
 from understudy.cluster.ray import connection as connecting
@@ -38,6 +38,7 @@ from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
 from .test_context import Stepping, compiled
+from .tool_runner import Runner
 
 PATIENCE = 30.0
 LONG = 60.0
@@ -95,10 +96,10 @@ class Nodes:
 
 @asynccontextmanager
 async def cluster(
-    dsn: str, server: OfflineServer, directory: Path, *names: str, frames: int = 1
+    dsn: str, server: OfflineServer, directory: Path, *names: str, frames: int = 1, runner: Runner | None = None
 ) -> AsyncIterator[Nodes]:
     """Nodes of these names with some frames each."""
-    kernels = [k.Kernel(dsn, server, directory, node_id=name) for name in names]
+    kernels = [k.Kernel(dsn, server, directory, node_id=name, runner=runner) for name in names]
     nodes = Nodes(kernels)
     try:
         for kernel in kernels:
@@ -239,6 +240,41 @@ async def test_what_is_left_at_the_deadline_moves_the_hard_way(
             assert "session_crashed" not in {event["type"] for event in events}
         assert "tool_in_doubt" in await a.types("tool")
         assert "model_call_reissued" in await a.types("call")
+
+
+@tool(num_cpus=1, on_crash="rerun")
+def again() -> str:
+    """Work in a process of its own that may be repeated."""
+    return "did it"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seconds", [LONG, 0.3], ids=["its frame dies", "the deadline"])
+async def test_what_a_tool_does_in_a_process_of_its_own_ends_when_its_session_leaves(
+    postgres: str, server: OfflineServer, tmp_path: Path, seconds: float
+) -> None:
+    """Given a tool at work in a process of its own, when its session goes on elsewhere, then that process is ended
+    before the tool begins anew: the two are never at work at once."""
+    runner = Runner()
+    runner.gate.clear()
+    async with cluster(postgres, server, tmp_path, "a", "b", runner=runner) as nodes:
+        a, b = nodes.kernels
+        runner.kernel = b
+        await b.spawn("s", k.spec(k.script([("again", {})], "done"), [again]))
+        await b.send("s")
+        await asyncio.wait_for(runner.at_work.wait(), PATIENCE)
+        runner.at_work.clear()
+        await nodes.drain(b, seconds)
+        if seconds == LONG:
+            worker = b.holder("s")
+            assert worker is not None
+            b.kill(worker)
+        await asyncio.wait_for(runner.at_work.wait(), PATIENCE)
+        assert runner.cancelled.is_set()
+        runner.gate.set()
+        assert (await nodes.end("s"))["status"] == "completed"
+        assert [event["type"] for event in await a.events("s")].count("session_moved") == 1
+        assert (len(runner.begun), len(runner.ended)) == (2, 1)
 
 
 @pytest.mark.thorough
