@@ -136,19 +136,10 @@ class Gateway:
                 f"no model profile {request.profile!r} is registered on this node", details={"profile": request.profile}
             )
         listener = Listener(on_delta, on_restart, on_response)
-        kept = request.response
-        if kept is not None and kept.profile != request.profile:
-            request = msgspec.structs.replace(request, response=None)
-            if kept.profile in self._endpoints:
-                asked = msgspec.structs.replace(request, profile=kept.profile, model=kept.model, response=kept)
-                result, left = await self._asked_instead(asked, listener, tree)
-                if isinstance(result, ModelAnswer):
-                    return result
-                if left < LEAST_SECONDS:
-                    raise result
-                log.info("profile %s gives no answer: %s is asked anew", kept.profile, request.profile)
-                request = msgspec.structs.replace(request, deadline=left)
-            listener.begin_anew()  # also where it can't be asked: what comes is not of that response
+        found = await self._fetched(request, listener, tree)
+        if isinstance(found, ModelAnswer):
+            return found
+        request = found
         first, left = await self._asked(request, listener, tree)
         if isinstance(first, ModelAnswer):
             return first
@@ -166,6 +157,29 @@ class Gateway:
                 return result
             # Else what the first one said is what the caller can do something about.
         raise first
+
+    async def _fetched(self, request: ModelRequest, listener: Listener, tree: str) -> ModelAnswer | ModelRequest:
+        """The answer that a fallback keeps a response of; otherwise the request that is left to be made: with its
+        response only where the request's own endpoint can fetch it. Raises what failed if no time is left."""
+        kept = request.response
+        if kept is None:
+            return request
+        keeper = self._endpoints.get(kept.profile)
+        keeps = keeper is not None and keeper.adapter.keeps
+        if keeps and kept.profile == request.profile:
+            return request
+        request = msgspec.structs.replace(request, response=None)
+        if keeps:
+            asked = msgspec.structs.replace(request, profile=kept.profile, model=kept.model, response=kept)
+            result, left = await self._asked_instead(asked, listener, tree)
+            if isinstance(result, ModelAnswer):
+                return result
+            if left < LEAST_SECONDS:
+                raise result
+            log.info("profile %s gives no answer: %s is asked anew", kept.profile, request.profile)
+            request = msgspec.structs.replace(request, deadline=left)
+        listener.begin_anew()  # what comes is not of that response
+        return request
 
     async def _asked_instead(
         self, request: ModelRequest, listener: Listener, tree: str

@@ -422,13 +422,16 @@ async def test_a_fallbacks_response_is_fetched_there(fallback: str) -> None:
     assert (answer.profile, answer.model) == (("q", "other") if fallback in ("has it", "has lost it") else ("", ""))
 
 
-async def test_an_answer_is_not_of_a_response_that_nobody_can_fetch() -> None:
-    """Given a response at a profile that this gateway does not know, then who asks is told, before anything comes, that
-    the call has no response, and its own endpoint is asked."""
+@pytest.mark.parametrize("profile", ["unknown", "p", "q"])
+async def test_an_answer_is_not_of_a_response_that_nobody_can_fetch(profile: str) -> None:
+    """Given a response at a profile that this gateway does not know, or that keeps no responses any more, be it the
+    request's own, then who asks is told, before anything comes, that the call has no response, and its own endpoint is
+    asked."""
     with OfflineServer() as server:
         async with gateway(server.url) as model:
+            model.register(ModelProfile("q", KEY, server.url))
             told: list[object] = []
-            asked = request(response=KeptResponse("resp-1", "unknown", "m"))
+            asked = request(response=KeptResponse("resp-1", profile, "m"))
             answer = await model.call(asked, told.append, None, told.append)
     assert told[0] is None
     assert (answer.profile, server.count) == ("", 1)
