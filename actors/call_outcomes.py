@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from understudy.confinement import confinement_of
+from understudy.errors import ToolError
 from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
@@ -196,14 +197,14 @@ class CallOutcomes:
             return await self._execute_elsewhere(call, arguments, spec, item)
         timeout = spec["timeout"] or self._window.spec["tool_timeout"]
         self._patience.expect(time.monotonic() + timeout)
+        failure: type[Exception] = Exception
         if is_of_server(spec):
-            loaded, timeout = await self._servers.load(call, spec), timeout + FRAME_SECONDS
-        else:
-            try:
-                loaded = await self._load(spec)
-            except Exception as error:
-                failed = Outcome("error", str(error))
-                return await self.conclude(call, failed, executions=call.executions, item=item)
+            failure, timeout = ToolError, timeout + FRAME_SECONDS
+        try:
+            loaded = await (self._servers.load(call, spec) if is_of_server(spec) else self._load(spec))
+        except failure as error:
+            failed = Outcome("error", str(error))
+            return await self.conclude(call, failed, executions=call.executions, item=item)
         context = self._context(replace(call, arguments=arguments), self.reports.of(call))
         keywords = bind(loaded, arguments, context)
         if isinstance(keywords, Outcome):

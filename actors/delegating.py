@@ -97,7 +97,7 @@ def written(data: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any] | str 
     if isinstance(output, str):
         return output
     names = delegation["tools"] if wanted is None else wanted
-    left_out = {"delegation", "output", "handoffs", "description"}
+    left_out = {"delegation", "output", "handoffs", "description", "mcp_servers"}
     tools = [_plain(tool) for tool in spec["tools"] if tool["name"] in names]
     if not any(tool["source"].get("builtin") == LOAD_SKILL for tool in tools):
         left_out.add("skills")  # which it could not read

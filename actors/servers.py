@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from understudy.errors import McpServerUnusable, UnderstudyError
+from understudy.errors import McpServerUnusable, ToolError, UnderstudyError
 from understudy.events import ERROR_UNCUT, McpServerFailed, McpServerListed
 from understudy.messages import Message, encodable
 from understudy.ports import Node
@@ -134,12 +134,18 @@ class Servers:
         return answer.asks if answer.asks is not None else self._outcome(answer)
 
     async def load(self, call: CallState, spec: dict[str, Any]) -> LoadedTool:
-        """The tool, for this call alone: it can be made at the host that there is now, and at no other."""
+        """The tool, for this call alone: it can be made at the host that there is now, and at no other.
+
+        Raises:
+            ToolError: there is no host, so that nothing can have been done.
+        """
         answer = await self._held(call, spec)
         host = ""
         if answer is None:
             with self._patience.waiting():
                 host = await self._node.tool_host(self._frame_id, self._window.activation)
+            if not host:
+                raise ToolError("it was not executed: the process that holds MCP servers on this node gives no answer")
         return LoadedTool(
             name=spec["name"], function=partial(self._call, call, spec, host, answer), is_async=True,
             parameters=spec["parameters"], from_server=True,

@@ -60,6 +60,8 @@ class Call:
         """Of the hooks beside it, where some are."""
         self.judged = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self.response = origin.response
+        """That an endpoint makes in background mode, as far as this service knows."""
 
     @property
     def key(self) -> tuple[int, str]:
@@ -302,7 +304,11 @@ class Calls:
         while True:
             attached = await self._attached(call)
             if attached is None or call.gateway not in ("", attached.gateway):
-                return ModelAnswer.aborted(call.origin.session_id) if call.aborted.is_set() else None
+                if not call.aborted.is_set():
+                    return None
+                if call.response is not None:  # the gateway that would have cancelled it is gone
+                    self.cancel(call.response)
+                return ModelAnswer.aborted(call.origin.session_id)
             call.gateway = attached.gateway
             try:
                 answer = await self._gateway.call(attached.number, call.origin, call.request)
@@ -325,12 +331,14 @@ class Calls:
     async def _identify(self, call: Call) -> None:
         """Commit which endpoint has the response, as soon as it is known: whoever takes the call over, whatever has
         died, fetches that response instead of paying for another one."""
-        known = call.origin.response
 
         async def ask(number: str) -> KeptResponse | None:
             return await self._gateway.response(number, call.origin.key, known)
 
+        known = call.response
+
         while response := await self._heard_of(call, ask):
+            call.response = response
             try:
                 await self._identified(call.origin, response)
             except StoreError:  # of this one transaction: the id is not noted yet

@@ -23,6 +23,7 @@ from .departures import Departure, leaving
 from .frames import Frames
 from .interrupts import Interrupts
 from .paging import Slot
+from .tool_servers import ToolServers
 from .tool_tasks import ToolTasks
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,9 @@ class Draining:
     """
 
     def __init__(
-        self, node: NodeBasis, frames: Frames, calls: Calls, claims: Claims, interrupts: Interrupts, tasks: ToolTasks
-    ) -> None:
+        self, node: NodeBasis, frames: Frames, calls: Calls, claims: Claims, interrupts: Interrupts, tasks: ToolTasks,
+        tool_servers: ToolServers,
+    ) -> None:  # fmt: skip
         self._node = node
         self._homes = node.homes
         self._frames = frames
@@ -51,6 +53,7 @@ class Draining:
         self._claims = claims
         self._interrupts = interrupts
         self._tasks = tasks
+        self._tool_servers = tool_servers
         self._looks = False
         self._news = asyncio.Event()
         self._finished = asyncio.Event()
@@ -75,9 +78,14 @@ class Draining:
         """Something has happened: somebody may be able to leave."""
         self._news.set()
 
-    def leave_frame(self, tx: Transaction, held: ActivationId, *, forced: bool = False) -> bool:
+    def leave_frame(self, tx: Transaction, held: ActivationId, *, forced: bool = False, at_work: bool = False) -> bool:
         """As a part of any operation, while this node is drained: take a session from its frame, unless it is in
-        another one by now, and give it away; False if it needs no other home."""
+        another one by now, and give it away; False if it needs no other home.
+
+        Args:
+            forced: its process may be at work.
+            at_work: other processes may execute calls of it.
+        """
         row = tx.find(held.session_id)
         if row is None or row.activation != held:
             return False
@@ -85,8 +93,8 @@ class Draining:
         left = self._node.homes.is_drained and draining.leave(
             tx, row, self._homes.here, self._homes.available, forced=forced
         )
-        if left and (forced or self._tasks.is_at_work(held.session_id)):  # processes are ended only after this
-            activation.outlast(tx, row)
+        if left and (forced or at_work):  # processes are ended only after this
+            activation.outlast(tx, row, at_work=at_work)
         return left
 
     # Frames that call in.
@@ -204,7 +212,8 @@ class Draining:
                 # One that is at work leaves its frame only for another home: whoever gave it one since, or keeps it
                 # because the drain was taken back, notes the death of its frame.
                 stays = not here or not (self._node.homes.is_drained or row.frame_id in frames_left)
-                if not stays and self.leave_frame(tx, row.activation, forced=over):
+                at_work = any(one.is_at_work(row.session_id) for one in (self._tasks, self._tool_servers))
+                if not stays and self.leave_frame(tx, row.activation, forced=over, at_work=at_work):
                     left.append(row)
             return left
 
@@ -213,6 +222,7 @@ class Draining:
                 held = row.activation
                 self._calls.drop(row.session_id)
                 self._tasks.drop(row.session_id)
+                self._tool_servers.drop(row.session_id)
                 if row.frame_id is not None and row.frame_id not in frames_left:
                     frames.condemn(row.frame_id, held)
                 self._interrupts.fence(held, "the session goes on elsewhere")

@@ -95,7 +95,10 @@ class NodeService(NodeBasis):
             self, partial(show_all, self, self.frames.paging, self.frames.supply, self.calls, self.rates)
         )
         self.tasks = ToolTasks(self, self.frames, runner or NobodyRuns())
-        self.draining = Draining(self, self.frames, self.calls, self.claims, self.interrupts, self.tasks)
+        self.tool_servers = ToolServers(self, self.frames, self.specifications, tool_host, kill_tool_host)
+        self.draining = Draining(
+            self, self.frames, self.calls, self.claims, self.interrupts, self.tasks, self.tool_servers
+        )  # fmt: skip
         self.notices = Notices(
             self, self.frames, self.calls, self.claims, self.interrupts, self.feed, self.timers,
             self.commands, tell=tell,
@@ -121,7 +124,6 @@ class NodeService(NodeBasis):
         )  # fmt: skip
         self.rounds = Rounds(self, self.frames, self.calls, self.claims, self.draining)
         self.answers = Answers(self, self.frames, self.calls, self.claims, self.draining)
-        self.tool_servers = ToolServers(self, self.frames, self.specifications, tool_host, kill_tool_host)
 
     async def start(self) -> None:
         """Open the store, catch up the projection, start committing.

@@ -113,20 +113,40 @@ class ToolServers:
             self._given_up.add(named)
         await self._told(lambda attached: self._host.cancel(attached.number, named))
 
+    def is_at_work(self, session_id: str) -> bool:
+        """Whether the host may be at a call of a session."""
+        return bool(self._of_session(session_id))
+
+    def drop(self, session_id: str) -> None:
+        """End and forget what the host is at for a session that is at home elsewhere now: nobody can ask for it
+        here."""
+        keys = [key for call in self._of_session(session_id) for key in sorted(self._made.pop(call))]
+        self._given_up.difference_update(keys)
+        for key in keys:
+            self._tasks.spawn(self._told(lambda attached, key=key: self._host.cancel(attached.number, key)))  # type: ignore[misc]
+        self._release_soon(keys)
+
     def committed(self, events: Iterable[Event]) -> None:
         """The host may forget calls whose results are committed."""
         for event in events if self._made else ():
             if isinstance(event, ToolFinished):
                 keys = self._made.pop(f"{event.session_id}/{event.call_id}", set[str]())
                 self._given_up -= keys
-                self._unwanted += sorted(keys)
-        if self._unwanted:
-            self._tasks.alone("release", self._release)
+                self._release_soon(sorted(keys))
 
     def abandon(self) -> None:
         """Ask for nothing more; the host goes on with what it has, for a successor."""
         self.link.close()
         self._tasks.cancel()
+
+    def _of_session(self, session_id: str) -> list[str]:
+        """The calls of a session that have no result yet."""
+        return [key for key in self._made if key.partition("/")[0] == session_id]
+
+    def _release_soon(self, keys: list[str]) -> None:
+        self._unwanted += keys
+        if self._unwanted:
+            self._tasks.alone("release", self._release)
 
     async def _release(self) -> None:
         while self._unwanted:

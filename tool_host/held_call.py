@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from understudy.tool_hosting import CANCEL, Elicitation, ElicitationAnswer, ServerAnswer
+from understudy.tool_hosting import CANCEL, LOST, Elicitation, ElicitationAnswer, ServerAnswer
 
 
 class HeldCall:
@@ -27,6 +27,12 @@ class HeldCall:
     def size(self) -> int:
         """Characters that are kept of it."""
         return len(self.answer.result().content) if self.answer.done() and not self.answer.cancelled() else 0
+
+    def drop_answer(self) -> None:
+        """Keep only that the call was made: it is not made again if it comes again, but its answer is lost."""
+        self.answer = asyncio.get_running_loop().create_future()
+        self.answer.set_result(ServerAnswer(LOST))
+        self.task = None
 
     @property
     def question(self) -> Elicitation | None:

@@ -35,7 +35,7 @@ from understudy.transport.one_service import OneService
 from understudy.waiting import ticks
 
 from .held_call import HeldCall
-from .limits import KEPT_ANSWERS, KEPT_SECONDS, MOST_SERVERS
+from .limits import KEPT_ANSWERS, KEPT_CALLS, KEPT_SECONDS, MOST_SERVERS
 
 if TYPE_CHECKING:
     from .server import Server
@@ -220,13 +220,16 @@ class HostedServers:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Forget the oldest answers where too much is kept."""
+        """Forget the oldest answers where too much is kept, but not that the calls were made: one whose answer was not
+        heard may come again."""
         ended = sorted((held.ended, key) for key, held in self._calls.items() if held.answer.done())
         size = sum(self._calls[key].size for _, key in ended)
         for at, key in ended:
             if size <= KEPT_ANSWERS and at > time.monotonic() - KEPT_SECONDS:
                 break
             size -= self._calls[key].size
+            self._calls[key].drop_answer()
+        for _, key in ended[: max(0, len(ended) - KEPT_CALLS)]:
             self._forget(key)
 
     def _forget(self, key: str) -> None:

@@ -37,3 +37,6 @@ KEPT_ANSWERS = 64 * 1024 * 1024
 
 KEPT_SECONDS = 3_600.0
 """So long an answer is kept."""
+
+KEPT_CALLS = 10_000
+"""Of so many calls that have ended it is kept that they were made, without their answers; the oldest go first."""

@@ -227,10 +227,14 @@ def crash(
     return verdict
 
 
-def outlast(tx: Transaction, row: SessionRow) -> None:
+def outlast(tx: Transaction, row: SessionRow, *, at_work: bool = False) -> None:
     """Let a session whose last process may live, and was fenced in this transaction, go on only when that can begin
-    nothing any more: the lease of a tool call that was marked as started is over by then, whatever its process does."""
-    if row.active and row.wait is None and _may_begin(tx, row):
+    nothing any more: the lease of a tool call that was marked as started is over by then, whatever its process does.
+
+    Args:
+        at_work: processes other than that one execute calls of the session, and are ended after this transaction.
+    """
+    if row.active and row.wait is None and (at_work or _may_begin(tx, row)):
         pause(tx, row, LEASE, outlasts=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from understudy.config import Fallback, ModelProfile
+from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.store.operations import activation
 from understudy.testing.offline import Faults, OfflineServer
 
@@ -211,6 +212,36 @@ async def test_a_cancel_reaches_a_response_that_no_gateway_has(
     assert (server.count, server.stats.fetches) == (1, 0)
     server.release()
     await again.stop()
+
+
+@pytest.mark.parametrize("ends", ["cancel", "steer"])
+async def test_a_response_is_cancelled_whose_gateway_has_died(
+    store: str, tmp_path: Path, server: OfflineServer, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Given a response that is being made, when its gateway dies, and its run is cancelled, or its round interrupted,
+    before there is another gateway, then that one asks the endpoint to end the response."""
+    attach, may_attach = GatewayCalls.attach, asyncio.Event()
+
+    async def later(calls: GatewayCalls, *arguments: Any) -> Any:
+        await may_attach.wait()
+        return await attach(calls, *arguments)
+
+    async with k.running(store, tmp_path, frames=1, server=server, profile=BACKGROUND) as kernel:
+        server.hold()
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        await identified(kernel)
+        monkeypatch.setattr(GatewayCalls, "attach", later)
+        kernel.gateway.kill()
+        if ends == "cancel":
+            await kernel.ask("cancel", "s", "r", "enough")
+        else:
+            await kernel.ask("steer", "s", {"content": "rather this", "interrupt": True})
+        may_attach.set()
+        await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 1)
+        server.release()
+        assert (await kernel.end("s"))["status"] == ("cancelled" if ends == "cancel" else "completed")
+        assert (server.count, server.stats.cancelled) == (1 if ends == "cancel" else 2, 1)
 
 
 async def test_a_response_of_a_session_that_is_given_up_is_asked_of_nobody_else(

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy import HookContext, Inject, hook, tool
+from understudy import AgentSpec, HookContext, Inject, McpServer, hook, tool
 from understudy.actors.context import FOLD_ANSWER, FOLD_REQUEST
 from understudy.actors.hooks import describe_hook
+from understudy.cluster.client.compiling import compile_spec
 from understudy.cluster.ray import connection as connecting
 from understudy.cluster.ray.connection import Connection
 from understudy.config import Settings
@@ -36,6 +37,7 @@ from understudy.store.operations.draining import check_drain
 from understudy.supervisor.drains import seconds_for
 from understudy.testing.offline import OfflineServer
 
+from ..mcp_calls import calls, command, until, until_called
 from . import kernel as k
 from .test_context import Stepping, compiled
 from .tool_runner import Runner
@@ -269,12 +271,41 @@ async def test_what_a_tool_does_in_a_process_of_its_own_ends_when_its_session_le
             worker = b.holder("s")
             assert worker is not None
             b.kill(worker)
+        await a.until("s", "session_moved", 1)
+        assert (await a.info("s"))["status"] == "waiting_for_timer"  # its process may take a while to end
         await asyncio.wait_for(runner.at_work.wait(), PATIENCE)
         assert runner.cancelled.is_set()
         runner.gate.set()
         assert (await nodes.end("s"))["status"] == "completed"
         assert [event["type"] for event in await a.events("s")].count("session_moved") == 1
         assert (len(runner.begun), len(runner.ended)) == (2, 1)
+
+
+@pytest.mark.thorough
+async def test_the_call_of_an_mcp_server_ends_when_its_session_leaves(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a call that may be repeated, and whose session's process has died on a node that is drained, then the host
+    there ends it, and the call is made anew where the session goes on."""
+    servers = [McpServer("test", command=command(tmp_path))]
+    script = k.script([("test_look", {"word": "x"})], "done")
+    agent = AgentSpec(name="agent", instructions=script, mcp_servers=servers)
+    spec = compile_spec(agent, model="offline", profile="offline", pickle=None).spec
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        await b.spawn("s", spec)
+        await b.send("s")
+        await until_called(tmp_path, "look x")
+        await nodes.drain(b)
+        worker = b.holder("s")
+        assert worker is not None
+        b.kill(worker)
+        await a.until("s", "session_moved", 1)
+        assert (await a.info("s"))["status"] == "waiting_for_timer"
+        await until(lambda: not b.tool_host.servers.held)
+        (tmp_path / "go").touch()
+        assert (await nodes.end("s"))["status"] == "completed"
+        assert calls(tmp_path) == ["start", "look x"] * 2
 
 
 @pytest.mark.thorough

@@ -15,10 +15,12 @@ import pytest
 
 from understudy.cluster.client.compiling import compile_spec
 from understudy.mcp_servers import McpServer
+from understudy.node import tool_servers
 from understudy.node.node_service import NodeService
 from understudy.records import ActivationId
 from understudy.spec import AgentSpec
 from understudy.store.upkeep import retention
+from understudy.tool_host.hosted_servers import HostedServers
 from understudy.tool_hosting import ServerAnswer, ServerCall
 
 from ..mcp_calls import calls, command, pids, until, until_called
@@ -82,6 +84,31 @@ async def test_a_model_is_offered_a_servers_tools_and_calls_them(store: str, tmp
     assert [one["server"] for one in listed] == ["test"]
     assert offered == list(listed[0]["tools"])
     assert {"test_add", "test_read_resource", "test_get_prompt"} <= set(offered)
+
+
+async def test_a_call_without_a_host_was_not_made(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given no process that holds servers, when a tool of one is called, then the model is told that it was not
+    executed, and nothing is in doubt."""
+    spec = agent([("test_add", {"a": 2, "b": 3})], "done", servers=[server(tmp_path)])
+
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with k.running(dsn, tmp_path) as kernel:
+        kernel.server.hold()
+        await kernel.spawn("s", spec)
+        await kernel.send("s")
+        await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
+        monkeypatch.setattr(tool_servers, "START_SECONDS", 0.05)
+        monkeypatch.setattr(HostedServers, "attach", never)
+        kernel.tool_host.kill()
+        kernel.server.release()
+        ended = await kernel.end("s")
+        results, types = await kernel.results(), await kernel.types("s")
+    assert ended["status"] == "completed"
+    assert "was not executed" in results[0]
+    assert not {"tool_started", "tool_in_doubt"} & set(types)
+    assert calls(tmp_path) == ["start"]
 
 
 # What is in flight when somebody dies.

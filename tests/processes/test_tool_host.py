@@ -151,12 +151,18 @@ async def test_a_flood_takes_no_memory(tmp_path: Path) -> None:
 
 
 async def test_kept_answers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of answers that nobody releases the oldest go first, once they are too much."""
+    """Of answers that nobody releases the oldest go first, once they are too much. Their calls are not made again, of
+    so many as may be kept in mind."""
     monkeypatch.setattr(hosted_servers, "KEPT_ANSWERS", 250_000)
+    monkeypatch.setattr(hosted_servers, "KEPT_CALLS", 4)
     async with stage(tmp_path) as made:
         for number in range(5):
             await made.call("flood", key=f"k{number}", size=100_000)
-        assert made.host.held == 2
+        assert made.host.held == 4
+        begun = made.calls()
+        again = [await made.call("flood", key=f"k{number}", size=100_000) for number in range(1, 5)]
+        assert [answer.outcome for answer in again] == ["lost", "lost", "ok", "ok"]
+        assert made.calls() == begun
 
 
 async def test_a_server_that_nobody_needs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -418,6 +418,7 @@ class Ending:
                 "calls": len(service.calls), "ready": len(service.frames.paging.ready), "own": len(service.claims),
                 "assignments": len(service.frames.assignments.under_way), "interrupts": len(service.interrupts),
                 "verdicts": len(service.verdicts),
+                "processes of calls": len(service.tasks._calls),
                 "guarding": sum(slot.guarding for slot in service.frames.paging.slots.values()),
                 "operations": max(0, service.journal._submitted.qsize() + len(service.journal._groups) - 2),
                 "expected": len(service.frames.known.expected), "condemned": len(service.frames.known.condemned),

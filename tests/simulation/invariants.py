@@ -26,6 +26,7 @@ from understudy.events import (
     SessionQuarantined,
     ShutdownForced,
     ToolFinished,
+    ToolInDoubt,
     ToolStarted,
 )
 from understudy.records import LEASE_SECONDS, ModelRequest
@@ -36,6 +37,7 @@ from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
 
 from . import approvals, deaths, delegating
+from .executed import Executed
 from .guards import Guarded
 from .hooks import refused
 from .operator import RIVAL
@@ -79,6 +81,7 @@ class Invariants:
         recalled: what memory providers are asked, and say.
         guarded: what guards have made of model calls.
         served: which calls of MCP servers were made.
+        executed: which calls are executed in processes of their own.
     """
 
     def __init__(self, world: World) -> None:
@@ -120,6 +123,7 @@ class Invariants:
         self.sent = Sent(world, self.violated)
         self.recalled = Recalled(world, self)
         self.served = Served(world)
+        self.executed = Executed(world)
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -134,7 +138,7 @@ class Invariants:
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
-        for one in (self.reported, self.sent, self.recalled, self.guarded, self.served):
+        for one in (self.reported, self.sent, self.recalled, self.guarded, self.served, self.executed):
             one.forget(gone)
         self._for_folds = {key for key in self._for_folds if key.partition("/")[0] not in gone}
         for session_id in gone:
@@ -215,6 +219,8 @@ class Invariants:
             self.left_behind |= {f"{session}/{call}" for session, call in self._begun if session == event.session_id}
         elif isinstance(event, SessionMoved):
             self._moved.add(run)
+        elif isinstance(event, ToolInDoubt):
+            self.executed.in_doubt(event, run in self._moved | self._sent_off)
         elif isinstance(event, RunAccepted):
             self._world.requested.accepted(event)
         elif isinstance(event, ToolFinished):

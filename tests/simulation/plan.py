@@ -18,6 +18,7 @@ from understudy.placement import DEFAULT, ISOLATED
 from .background import SPAWN, some_in_background
 from .commands import some_with_commands
 from .delegating import some_delegating
+from .executed import EXECUTED, some_executed
 from .folding import folding
 from .guards import some_guarded
 from .handoffs import hands_off, some_handed_off
@@ -189,6 +190,7 @@ class Plan:
             found |= {"handoffs"} if hands_off(work.spec) else set()
             found |= {"jobs"} if any(tool["name"] == "schedule_wakeup" for tool in work.spec["tools"]) else set()
             found |= {"commands"} if any(tool["name"] == "start_command" for tool in work.spec["tools"]) else set()
+            found |= {"executed"} if any(tool["name"] in EXECUTED for tool in work.spec["tools"]) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -611,6 +613,27 @@ def tool_hosts(
     return tuple(sorted(found, key=_order))
 
 
+def task_services(
+    chosen: random.Random, work: tuple[Work, ...], others: tuple[Fault, ...], window: float, machines: int
+) -> tuple[Fault, ...]:  # fmt: skip
+    """The same faults; and where calls are executed in processes of their own, what has them executed dies, and who
+    waits for them; or they have to leave with their sessions."""
+    if not any(tool["name"] in EXECUTED for item in work for tool in item.spec["tools"]) or chosen.random() < 0.3:
+        return others
+    found = list(others)
+    for _ in range(chosen.choice((1, 2, 4))):
+        at, moment = round(chosen.random() * window, 3), None
+        if chosen.random() < 0.8:
+            at, moment = soon(chosen), Trigger("tool_started", chosen.choice((1, 2, 3, 5, 8)))
+        kinds = ("kill_frame", "kill_frame", "kill_node", "drain") if machines > 1 else ("kill_frame", "kill_node")
+        kind = chosen.choice(kinds)
+        seconds = chosen.choice((0.5, 5.0)) if kind == "drain" else 0.0
+        found.append(Fault(at, kind, round(chosen.random(), 3), seconds, moment))
+        if kind == "drain" and chosen.random() < 0.7:
+            found.append(Fault(at + soon(chosen), "kill_frame", round(chosen.random(), 3), 0.0, moment))
+    return tuple(sorted(found, key=_order))
+
+
 def approved(chosen: random.Random, work: Work) -> Work:
     """The same work; a person must approve calls of some of its agents' tools, in time."""
     needed = {tool for names in BY_POLICY.values() for tool in names if chosen.random() < 0.4}
@@ -824,6 +847,9 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     served = random.Random(f"{seed}/servers")
     work = some_with_servers(served, work)
     wrong = tool_hosts(served, work, wrong, window)
+    executed = random.Random(f"{seed}/executed")
+    work = some_executed(executed, work)
+    wrong = task_services(executed, work, wrong, window, machines)
     steering = random.Random(f"{seed}/steering")
     if steering.random() < 0.2:
         work = tuple(steered(steering, item, window) if steering.random() < 0.8 else item for item in work)

@@ -37,6 +37,7 @@ from understudy.waiting import answered_within, ticks
 
 from . import operator
 from .cluster import Actor, Line, Machine
+from .executed import SimulatedTasks
 from .responses import WAIT_KEY
 from .servers import ToolHostProcess
 
@@ -130,7 +131,7 @@ class NodeProcess(NodeCalls):
         self.service = NodeService(
             config, RemoteGateway(self._to_gateway), self._tell, self._kill_gateway,
             processes=world.commands.of(machine), tool_host=RemoteToolHost(self._to_tool_host),
-            kill_tool_host=self._kill_tool_host,
+            kill_tool_host=self._kill_tool_host, runner=SimulatedTasks(world),
         )  # fmt: skip
         for profile in world.profiles:
             self.service.profiles.learn(profile)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from understudy import AgentSpec, Budget, Delegation, tool
+from understudy import AgentSpec, Budget, Delegation, McpServer, tool
 from understudy.actors.delegating import written
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidSpec
@@ -37,8 +37,10 @@ def test_what_a_model_is_offered() -> None:
 
 def test_what_it_writes() -> None:
     """Given instructions, tools and a model, the sub-agent has just these, the budget of the limits, and may not write
-    any itself; all else is the caller's."""
-    spec = compiled(max_rounds=7, agents=(AgentSpec(name="scout"),))
+    any itself; it has no MCP servers, all else is the caller's."""
+    spec = compiled(
+        max_rounds=7, agents=(AgentSpec(name="scout"),), mcp_servers=(McpServer("git", command=("git-server",)),)
+    )  # fmt: skip
     made = written({"instructions": "Dig.", "tools": ["wait"], "model": "small"}, spec)
     assert isinstance(made, dict)
     assert (made["instructions"], made["model"], made["agents"], made["max_rounds"]) == ("Dig.", "small", {}, 7)
@@ -49,6 +51,7 @@ def test_what_it_writes() -> None:
     every = written({"instructions": "Dig."}, spec)
     assert isinstance(every, dict)
     assert [one["name"] for one in every["tools"]] == ["spawn_agent", "wait"]
+    assert "mcp_servers" not in every
     assert (every["model"], set(schema(every))) == ("big", {"agent", "task"})
 
 
