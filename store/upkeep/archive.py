@@ -125,7 +125,8 @@ def _lines(connection: Connection, namespace: str, ids: list[str]) -> Iterator[s
             yield f',\n"{name}":['
             order = ORDER.get(name)
             statement = select(table).where(table.c.namespace == namespace, notes.of_session(table, session_id))
-            statement = statement.order_by(order if order is not None else notes.session_of(table))
+            order = order if order is not None else notes.session_of(table)
+            statement = statement.order_by(order, *table.primary_key)  # the same session, the same text
             with connection.execute(statement.execution_options(yield_per=AT_ONCE)) as found:
                 rows = enumerate(found.mappings())
                 yield from (f"{',' if index else ''}\n{_row(dict(item))}" for index, item in rows)

@@ -197,8 +197,8 @@ def test_two_clusters_on_one_store(ray_cluster: str, postgres: str, head: Head, 
     """The second is told `store_owned`; when the first stands still it takes over after the lease, and when the first
     goes on it is fenced: nothing is done twice."""
     with staged(postgres, tmp_path / "stage") as stage:
-        code, message = _other(head, stage, tmp_path, "10")
-        assert code == "store_owned"
+        code, message = _other(head, stage, tmp_path, "60")
+        assert code == "store_owned", message
         assert "UNDERSTUDY_NAMESPACE" in message
         acting, asking = stage.spawn(session_id="acting"), stage.spawn(session_id="asking")
         stage_run = acting.send(call("act", name="slow"), run_id="run")
