@@ -171,7 +171,8 @@ class Admission:
     def uses(self) -> list[RateUse]:
         """How its limits are used."""
         now = time.monotonic()
-        return [line.use(now) for line in self._lines.values() if line.pace.is_known]
+        uses = [(line.use(now), line.pace.is_known) for line in self._lines.values()]  # forgets trees that are gone
+        return [use for use, is_known in uses if is_known]
 
     @asynccontextmanager
     async def turn(

@@ -264,3 +264,20 @@ def test_without_a_supervisor_nodes_share_equally(monkeypatch: pytest.MonkeyPatc
         return [*found, rate()]
 
     assert virtually(main(), monkeypatch) == [5.0, 5.0, 28.5, 50.0, 28.5]
+
+
+def test_trees_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given an endpoint without any known limit, when many trees have had their turns, then the gateway keeps in mind
+    only those that have asked lately."""
+
+    async def main() -> int:
+        limits = Limits()
+        limits.update(ModelProfile("p", "key", "http://localhost"))
+        for number in range(200):
+            async with limits.of("p").turn(ModelRequest("s/r/1", "p", "m", b"[]"), f"tree{number}"):
+                await asyncio.sleep(1.0)
+            assert not limits.report().uses
+        [line] = limits.of("p")._lines.values()
+        return len(line.pace._trees)
+
+    assert virtually(main(), monkeypatch) <= 31
