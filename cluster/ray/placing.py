@@ -8,6 +8,9 @@ from typing import Any
 
 RAY_NAMES = {"num_cpus": "CPU"}
 
+CPU_SLIVER = 0.01
+"""Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
+
 
 def actor_options(definition: dict[str, Any]) -> dict[str, Any]:
     """Ray's options for a frame of this placement, beside those that every frame has."""
@@ -32,7 +35,8 @@ def variables(definition: dict[str, Any]) -> list[str]:
 
 
 def obstacle(definition: dict[str, Any], nodes: Iterable[dict[str, Any]]) -> str:
-    """Why no node could have a frame of this placement, even if it were empty; nothing if one could.
+    """Why no node could have a frame of this placement, even if it were empty but for its node service; nothing if one
+    could.
 
     Args:
         nodes: as `ray.nodes()` tells them.
@@ -40,16 +44,21 @@ def obstacle(definition: dict[str, Any], nodes: Iterable[dict[str, Any]]) -> str
     wanted = {RAY_NAMES.get(name, name): amount for name, amount in (definition.get("resources") or {}).items()}
     labels = definition.get("labels") or {}
     alive = [node for node in nodes if node["Alive"]]
-    suitable = [node for node in alive if _matches(labels, node.get("Labels") or {})]
+    suitable = [_usable(node["Resources"]) for node in alive if _matches(labels, node.get("Labels") or {})]
     if not suitable:
         return f"none of {len(alive)} nodes has the labels {labels}"
-    if any(all(node["Resources"].get(name, 0) >= amount for name, amount in wanted.items()) for node in suitable):
+    if any(all(usable.get(name, 0) >= amount for name, amount in wanted.items()) for usable in suitable):
         return ""
-    most = {name: max(node["Resources"].get(name, 0) for node in suitable) for name in wanted}
+    most = {name: max(usable.get(name, 0) for usable in suitable) for name in wanted}
     short = [
         f"{name} {amount:g} (most there is: {most[name]:g})" for name, amount in wanted.items() if most[name] < amount
     ]
     return f"no node has {', '.join(short) or 'all of ' + ', '.join(wanted)}"
+
+
+def _usable(resources: dict[str, float]) -> dict[str, float]:
+    """What of a node's resources its node service and gateway leave."""
+    return {**resources, "CPU": resources.get("CPU", 0) - 2 * CPU_SLIVER}
 
 
 def _matches(selectors: dict[str, str], labels: dict[str, str]) -> bool:

@@ -32,6 +32,7 @@ from understudy.waiting import ticks
 from .gateways import OwnGateway, OwnToolHost
 from .guarding import SupervisorGuard
 from .names import supervised, supervisor_name
+from .placing import CPU_SLIVER
 from .ray_edge import (
     RAY_NAMESPACE,
     actor_names,
@@ -59,8 +60,6 @@ LEAVE_SECONDS = 0.2
 """So long after its last step a session actor ends itself: the supervisor's watch has been answered by then."""
 
 FRAME_MEMORY = 64 * 1024 * 1024
-CPU_SLIVER = 0.01
-"""Frames and services ask for a sliver of CPU, never zero: the autoscaler reaps nodes whose actors ask for nothing."""
 
 
 class LastingActor:

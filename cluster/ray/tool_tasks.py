@@ -27,6 +27,9 @@ from .placing import actor_options, obstacle, variables
 
 log = logging.getLogger(__name__)
 
+OF_A_TASK = {"num_cpus": 1.0}
+"""What Ray takes for granted that a task needs."""
+
 END_SECONDS = 5.0
 """So long the process of a task has to end when its result is known; code of the tool's may go on in it."""
 
@@ -61,7 +64,7 @@ class RayTasks:
 
     async def run(self, task: ToolTask, read_blob: ReadBlob, reported: Reporting) -> TaskResult | None:
         """See `TaskRunner.run`."""
-        name, resources = task.tool["name"], task.tool["task"]
+        name, resources = task.tool["name"], {**OF_A_TASK, **task.tool["task"]}
         definition = json.loads(await read_blob(task.placement)) if task.placement else {}
         await package_store.provide(definition.get("runtime_env") or {}, read_blob)
         reason = obstacle({"resources": resources}, await asyncio.to_thread(ray.nodes))

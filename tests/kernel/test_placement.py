@@ -140,11 +140,12 @@ def test_rays_options() -> None:
 
 def test_what_no_node_has_is_named() -> None:
     """A placement is impossible if no living node could have it when it is empty; the reason says what is missing."""
-    nodes = [node(CPU=8), node(CPU=2, GPU=1, labels={"zone": "b"}), node(alive=False, GPU=8, labels={"zone": "a"})]
+    nodes = [node(CPU=8), node(CPU=3, GPU=1, labels={"zone": "b"}), node(alive=False, GPU=8, labels={"zone": "a"})]
     assert obstacle({}, nodes) == ""
     assert obstacle({"resources": {"GPU": 1, "num_cpus": 2}, "labels": {"zone": "in(a, b)"}}, nodes) == ""
     assert obstacle({"resources": {"GPU": 2}}, nodes) == "no node has GPU 2 (most there is: 1)"
     assert obstacle({"resources": {"GPU": 1, "num_cpus": 4}}, nodes) == "no node has all of GPU, CPU"
+    assert obstacle({"resources": {"num_cpus": 8}}, nodes) == "no node has CPU 8 (most there is: 7.98)"
     assert "labels" in obstacle({"labels": {"zone": "a"}}, nodes)
     assert (
         obstacle({"labels": {"zone": "!b"}, "resources": {"GPU": 1}}, nodes) == "no node has GPU 1 (most there is: 0)"
