@@ -181,7 +181,7 @@ def _within(spec: dict[str, Any], limits: dict[str, Any], own: dict[str, Any]) -
         return None
     if model is not None and model not in limits["models"]:
         return None
-    found = {name: value for name, value in spec.items() if name not in ("delegation", "output", "handoffs")}
+    found = {name: value for name, value in spec.items() if name not in ("delegation", "output", "handoffs", "mcp_servers")}
     found |= {
         "instructions": instructions.encode(errors="replace").decode(), "agents": {}, "budget": limits["budget"],
         "tools": [
