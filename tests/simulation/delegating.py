@@ -181,7 +181,8 @@ def _within(spec: dict[str, Any], limits: dict[str, Any], own: dict[str, Any]) -
         return None
     if model is not None and model not in limits["models"]:
         return None
-    found = {name: value for name, value in spec.items() if name not in ("delegation", "output", "handoffs", "mcp_servers")}
+    not_given = ("delegation", "output", "handoffs", "mcp_servers")
+    found = {name: value for name, value in spec.items() if name not in not_given}
     found |= {
         "instructions": instructions.encode(errors="replace").decode(), "agents": {}, "budget": limits["budget"],
         "tools": [
