@@ -22,7 +22,6 @@ seconds to its supervisor."""
 WEIGHTS = {"high": 4.0, "normal": 2.0, "low": 1.0}
 """How much of a limit a tree gets beside another one, by the priority of its requests."""
 
-PRIORITIES = tuple(WEIGHTS)
 NORMAL = "normal"
 
 

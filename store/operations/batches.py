@@ -1,7 +1,7 @@
 """A batch and what follows from it: each change is one function, with its key and its condition.
 
 An operation runs inside a `Transaction`, possibly beside others. It first checks its condition and raises without
-having changed anything, then changes rows in memory. The table in docs/architecture.md has key and condition of each.
+having changed anything, then changes rows in memory. docs/isolation.md has key and condition of each.
 """
 
 from __future__ import annotations
