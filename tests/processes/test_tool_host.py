@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -27,6 +28,7 @@ from understudy.tool_host.hosted_servers import HostedServers, make_server
 from understudy.tool_host.listing import _described
 from understudy.tool_host.server import Server
 from understudy.tool_hosting import ServerAnswer, ServerCall, ServerConfiguration, ServerTools
+from understudy.transport import one_service
 
 from ..mcp_calls import SCRIPT, calls, command, until, until_called
 
@@ -181,6 +183,47 @@ async def test_a_server_that_nobody_needs_is_ended(tmp_path: Path, monkeypatch: 
         assert (await held).content == "held x"
         await until(lambda: not made.host.servers and not psutil.pid_exists(pid))
         assert (await made.call("add", a=1, b=2)).content == "3"
+
+
+async def test_a_host_with_calls_is_not_abandoned_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a host that no node service calls any more, then it waits for one for as long as its calls are kept: a call
+    under way, about which a person may be asked, for a week, an answer for an hour; without calls no longer than it was
+    told."""
+    now, looks = 0.0, asyncio.Queue[float]()
+
+    async def ticks(_seconds: float) -> AsyncIterator[bool]:
+        nonlocal now
+        while True:
+            now += await looks.get()
+            yield False
+            looks.task_done()
+
+    monkeypatch.setattr(one_service, "ticks", ticks)
+    monkeypatch.setattr(one_service, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def is_abandoned(seconds: float) -> bool:
+        alone = asyncio.create_task(made.host.abandoned(300.0))
+        looks.put_nowait(seconds)
+        looked = asyncio.create_task(looks.join())
+        await asyncio.wait((alone, looked), return_when=asyncio.FIRST_COMPLETED)
+        found = alone.done()
+        for task in (alone, looked):
+            task.cancel()
+        await asyncio.wait((alone, looked))
+        while looks._unfinished_tasks:  # type: ignore[attr-defined]
+            looks.task_done()
+        return found
+
+    async with stage(tmp_path) as made:
+        call = asyncio.create_task(made.call("order", key="k", questions=1))
+        assert (await call).outcome == "asks"
+        assert not await is_abandoned(6 * 86_400.0)
+        assert await is_abandoned(8 * 86_400.0)
+        await made.host.cancel(made.number, "k")
+        assert not await is_abandoned(3_000.0)
+        assert await is_abandoned(3_700.0)
+        await made.host.release(made.number, ["k"])
+        assert await is_abandoned(301.0)
 
 
 async def test_there_are_no_more_servers_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
