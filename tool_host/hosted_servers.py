@@ -115,7 +115,8 @@ class HostedServers:
         """See `ToolHost.attach`."""
         self._service.attach(service)
         self._tasks.alone("look", self._look)
-        return HostAttached(self._service.identity, self._service.number, os.getpid())
+        calls = [key for key, held in self._calls.items() if not held.answer.done()]
+        return HostAttached(self._service.identity, self._service.number, os.getpid(), calls)
 
     async def tools(self, number: str, server: ServerConfiguration) -> ServerTools:
         """See `ToolHost.tools`."""
