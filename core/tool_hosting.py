@@ -145,8 +145,10 @@ class HostAttached(msgspec.Struct, frozen=True):
         host: which one it is; one that takes its place is another one, and has none of its calls.
         number: names this attachment: each call of the service has it, so that late ones are refused.
         pid: of its process.
+        calls: the keys of those that are under way there, as services before this one have left them.
     """
 
     host: str
     number: str
     pid: int
+    calls: list[str] = []

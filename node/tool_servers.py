@@ -13,6 +13,7 @@ from understudy.identifiers import digest
 from understudy.ports import ToolHost
 from understudy.records import ActivationId
 from understudy.store.operations import beginnings
+from understudy.store.operations.activation import open_calls
 from understudy.store.operations.holding import require_held
 from understudy.store.transaction import Transaction
 from understudy.tasks import Tasks
@@ -61,6 +62,7 @@ class ToolServers:
         self._made: dict[str, set[str]] = {}  # those that have no result yet, with their attempts
         self._given_up: set[str] = set()
         self._unwanted: list[str] = []
+        self._number = ""  # of the attachment whose calls are known
         self._tasks = Tasks(log)
 
     async def tools(self, frame_id: str, activation: ActivationId, server: str) -> ServerTools:
@@ -120,7 +122,11 @@ class ToolServers:
     def drop(self, session_id: str) -> None:
         """End and forget what the host is at for a session that is at home elsewhere now: nobody can ask for it
         here."""
-        keys = [key for call in self._of_session(session_id) for key in sorted(self._made.pop(call))]
+        self._end(self._of_session(session_id))
+
+    def _end(self, calls: Iterable[str]) -> None:
+        """Have the host end and forget all attempts of these calls."""
+        keys = [key for call in calls for key in sorted(self._made.pop(call, ()))]
         self._given_up.difference_update(keys)
         for key in keys:
             self._tasks.spawn(self._told(lambda attached, key=key: self._host.cancel(attached.number, key)))  # type: ignore[misc]
@@ -169,9 +175,42 @@ class ToolServers:
             return None
         try:
             async with asyncio.timeout(START_SECONDS):
-                return await self.link.attached()
+                attached = await self.link.attached()
         except TimeoutError:
             return None
+        if attached.number != self._number:
+            self._number = attached.number
+            self._take_over(attached.calls)
+        return attached
+
+    def _take_over(self, keys: list[str]) -> None:
+        """Know the calls that a service before this one has left at the host. Those are ended that nobody can ask for
+        here any more: their sessions may have moved or ended meanwhile."""
+        left: dict[str, str] = {}
+        for key in keys:
+            incarnation, _, attempt = key.partition("/")
+            call = attempt.rpartition("/")[0]
+            if key not in self._made.get(call, ()):
+                left[call] = incarnation
+                self._made.setdefault(call, set()).add(key)
+
+        def operation(tx: Transaction) -> list[str]:
+            tx.load({call.partition("/")[0] for call in left})
+            return [call for call, incarnation in left.items() if not self._is_open(tx, call, incarnation)]
+
+        async def look() -> None:
+            self._end(await self._node.journal.submit(operation))
+
+        if left:
+            self._tasks.spawn(look())
+
+    def _is_open(self, tx: Transaction, call: str, incarnation: str) -> bool:
+        """Whether a session that is at home here waits for the result of a call."""
+        session_id, _, call_id = call.partition("/")
+        row = tx.find(session_id)
+        if row is None or row.node_id != self._node.homes.here or str(row.activation.incarnation) != incarnation:
+            return False
+        return any(one.call_id == call_id and one.state != "finished" for one in open_calls(tx, row))
 
     async def _configuration(self, frame_id: str, activation: ActivationId, server: str) -> ServerConfiguration:
         """What a server of a session's agent is started with.

@@ -35,7 +35,7 @@ from understudy.transport.one_service import OneService
 from understudy.waiting import ticks
 
 from .held_call import HeldCall
-from .limits import KEPT_ANSWERS, KEPT_CALLS, KEPT_SECONDS, MOST_SERVERS
+from .limits import AWAITED_SECONDS, KEPT_ANSWERS, KEPT_CALLS, KEPT_SECONDS, MOST_SERVERS
 
 if TYPE_CHECKING:
     from .server import Server
@@ -115,7 +115,8 @@ class HostedServers:
         """See `ToolHost.attach`."""
         self._service.attach(service)
         self._tasks.alone("look", self._look)
-        return HostAttached(self._service.identity, self._service.number, os.getpid())
+        calls = [key for key, held in self._calls.items() if not held.answer.done()]
+        return HostAttached(self._service.identity, self._service.number, os.getpid(), calls)
 
     async def tools(self, number: str, server: ServerConfiguration) -> ServerTools:
         """See `ToolHost.tools`."""
@@ -169,8 +170,14 @@ class HostedServers:
         self._service.require(number)
 
     async def abandoned(self, seconds: float) -> None:
-        """Return when no node service has been heard of for so long."""
-        await self._service.abandoned(lambda: seconds, seconds / 60)
+        """Return when no node service has been heard of for so long; while there are calls, for as long as they are
+        kept. The next service attaches only once a session needs a server, and a person may be asked meanwhile."""
+
+        def patience() -> float:
+            kept = (KEPT_SECONDS if held.answer.done() else AWAITED_SECONDS for held in self._calls.values())
+            return max(kept, default=seconds)
+
+        await self._service.abandoned(patience, seconds / 60)
 
     async def close(self) -> None:
         """End all calls and all servers."""

@@ -11,7 +11,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from .limits import LONGEST_MESSAGE
 
-CONNECT_SECONDS, READ_SECONDS = 30.0, 300.0
+CONNECT_SECONDS = 30.0
 
 
 class _Bounded(httpx2.AsyncByteStream):
@@ -52,7 +52,9 @@ async def _bound(response: httpx2.Response) -> None:
 @contextlib.asynccontextmanager
 async def by_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
     """A transport of the `mcp` package."""
-    timeout = httpx2.Timeout(CONNECT_SECONDS, read=READ_SECONDS)
+    # A server may be silent for as long as a call may take, and a person may think: whoever asks ends that. One request
+    # that the transport itself ended would end the connection, and all other calls.
+    timeout = httpx2.Timeout(CONNECT_SECONDS, read=None, pool=None)
     client = httpx2.AsyncClient(
         headers={**headers, "accept-encoding": "identity"}, timeout=timeout, event_hooks={"response": [_bound]}
     )

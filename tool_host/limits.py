@@ -40,3 +40,6 @@ KEPT_SECONDS = 3_600.0
 
 KEPT_CALLS = 10_000
 """Of so many calls that have ended it is kept that they were made, without their answers; the oldest go first."""
+
+AWAITED_SECONDS = 7 * 86_400.0
+"""So long a host that no node service calls waits for one with a call that is under way: a person may be asked."""

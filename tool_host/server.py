@@ -70,6 +70,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
 LONGEST_WAIT = 5.0
 """So many seconds somebody waits for the next start; whoever would have to wait longer is refused."""
 
+END_SECONDS = 5.0
+"""A connection that has not ended by then is cut off: a server by HTTP may hang when its session is ended."""
 
 CLOSED, FORGOTTEN = "Connection closed", "Session terminated"
 """What the `mcp` package says itself of a connection that has ended, and of a session that a server does not know."""
@@ -193,8 +195,9 @@ class Server:
     async def close(self) -> None:
         """End its process, or its connection."""
         self._end.set()
-        if self._connection is not None:
-            await asyncio.wait((self._connection,))
+        if self._ready is not None and not self._ready.done():  # whoever waited for it may be gone
+            self._cut_off()
+        await self._until_ended()
         self._tasks.cancel()
 
     @contextlib.contextmanager
@@ -277,8 +280,7 @@ class Server:
 
     async def _begin(self) -> None:
         """Begin to connect, once the connection before has ended."""
-        if self._connection is not None:
-            await asyncio.wait((self._connection,))
+        await self._until_ended()
         self._not_before = time.monotonic() + self._pause
         self._pause = min(LONGEST_PAUSE, 2 * self._pause)
         self._end, self._ready = asyncio.Event(), asyncio.get_running_loop().create_future()
@@ -286,22 +288,33 @@ class Server:
 
     async def _until_ready(self) -> None:
         """Wait for the connection that somebody has begun. Raises `ToolError` if it is not made."""
-        assert self._connection is not None
         assert self._ready is not None
         try:
             async with asyncio.timeout(START_SECONDS):
                 await asyncio.shield(self._ready)
         except TimeoutError:
-            self._kill()
-            self._connection.cancel()
+            self._cut_off()
             problem = f"was not ready within {START_SECONDS:.0f} s"
         except Exception as error:
             problem = f"could not be started: {_message(error)}"
         else:
             return
-        await asyncio.wait((self._connection,))
+        await self._until_ended()
         self._problem = problem
         raise self._unusable(f"it {problem}")
+
+    async def _until_ended(self) -> None:
+        """Wait for the end of the connection, and cut it off if that takes too long."""
+        connection = self._connection
+        # Again and again: what a connection does at its end begins anew with a cancellation.
+        while connection is not None and not (await asyncio.wait((connection,), timeout=END_SECONDS))[0]:
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """End the connection without a word to the server."""
+        self._kill()
+        if self._connection is not None:
+            self._connection.cancel()
 
     async def _serve(self, ready: asyncio.Future[None], end: asyncio.Event) -> None:
         """Hold the connection, from its beginning to its end: both have to be in one task."""

@@ -309,6 +309,45 @@ async def test_the_call_of_an_mcp_server_ends_when_its_session_leaves(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_question_of_an_mcp_server_ends_when_its_session_leaves(
+    restarted: bool, postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a server of all sessions of a node, and a question of it, when its session leaves the node, then the
+    question is given up there, at the latest when the next session needs the server, which can ask that one; also if
+    the node service was another one meanwhile."""
+    servers = [McpServer("test", command=command(tmp_path), share="node")]
+    agent = AgentSpec(
+        name="agent", instructions=k.script([("test_order", {"questions": 1})], "done"), mcp_servers=servers
+    )
+    spec = compile_spec(agent, model="offline", profile="offline", pickle=None).spec
+    (tmp_path / "go1").touch()
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        await b.spawn("s", spec)
+        await b.send("s")
+        [asked] = await b.paused("s")
+        if restarted:
+            b.kill_node()
+            await b.quiet()
+        await nodes.drain(b)
+        await nodes.drained(b)
+        said = {"call_id": asked["call_id"], "asked": asked["asked"], "decision": "ok", "text": '{"count": 3}'}
+        await a.ask("decide", "s", [said])
+        assert (await nodes.end("s"))["status"] == "completed"
+        if not restarted:
+            await until(lambda: not b.tool_host.servers.held)
+        await nodes.undo(b)
+        b.add_frame()
+        await b.spawn("t", spec)
+        await b.send("t")
+        [asked] = await b.paused("t")
+        await until(lambda: b.tool_host.servers.held == 1)
+        await b.ask("decide", "t", [{**said, "call_id": asked["call_id"], "asked": asked["asked"]}])
+        assert (await nodes.end("t"))["status"] == "completed"
+
+
+@pytest.mark.thorough
 async def test_a_tree_stays_together(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given a parent that waits for children whose calls are in flight, when their node is drained, then all of the
     tree goes to one of two other nodes, and no call is repeated."""

@@ -221,6 +221,31 @@ async def test_nobody_answers_a_call_that_is_cancelled(store: str, tmp_path: Pat
         kernel.check()
 
 
+async def test_a_question_that_no_node_service_knows_is_given_up(dsn: str, tmp_path: Path) -> None:
+    """Given a question whose node service has died, and whose session then ended without a process, when another
+    session needs the host, then the call is given up there, but not that of a session that still waits."""
+    go(tmp_path, 1)
+    spec = agent(tmp_path, order())
+    async with k.running(dsn, tmp_path) as kernel:
+        await begin(kernel, spec)
+        await kernel.spawn("waits", spec)
+        await kernel.send("waits")
+        [asked] = await kernel.paused("waits")
+        kernel.kill_node()
+        await kernel.quiet()
+        await kernel.ask("cancel", "s", "r", "enough")
+        await kernel.end("s")
+        await kernel.spawn("t", spec)
+        await kernel.send("t")
+        await kernel.paused("t")
+        await until(lambda: kernel.tool_host.servers.held == 2)
+        said = {"call_id": asked["call_id"], "asked": asked["asked"], "decision": "ok", "text": '{"count": 3}'}
+        await kernel.ask("decide", "waits", [said])
+        await kernel.end("waits")
+        assert await kernel.results("waits") == ["accept"]
+        kernel.check()
+
+
 async def test_a_question_that_is_given_up_is_cancelled(dsn: str, tmp_path: Path) -> None:
     """`abort_pending` has the server told `cancel`, and the call goes on."""
     go(tmp_path, 1)

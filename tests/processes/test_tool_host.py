@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,6 +14,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -25,6 +28,7 @@ from understudy.tool_host.hosted_servers import HostedServers, make_server
 from understudy.tool_host.listing import _described
 from understudy.tool_host.server import Server
 from understudy.tool_hosting import ServerAnswer, ServerCall, ServerConfiguration, ServerTools
+from understudy.transport import one_service
 
 from ..mcp_calls import SCRIPT, calls, command, until, until_called
 
@@ -181,6 +185,47 @@ async def test_a_server_that_nobody_needs_is_ended(tmp_path: Path, monkeypatch: 
         assert (await made.call("add", a=1, b=2)).content == "3"
 
 
+async def test_a_host_with_calls_is_not_abandoned_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a host that no node service calls any more, then it waits for one for as long as its calls are kept: a call
+    under way, about which a person may be asked, for a week, an answer for an hour; without calls no longer than it was
+    told."""
+    now, looks = 0.0, asyncio.Queue[float]()
+
+    async def ticks(_seconds: float) -> AsyncIterator[bool]:
+        nonlocal now
+        while True:
+            now += await looks.get()
+            yield False
+            looks.task_done()
+
+    monkeypatch.setattr(one_service, "ticks", ticks)
+    monkeypatch.setattr(one_service, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def is_abandoned(seconds: float) -> bool:
+        alone = asyncio.create_task(made.host.abandoned(300.0))
+        looks.put_nowait(seconds)
+        looked = asyncio.create_task(looks.join())
+        await asyncio.wait((alone, looked), return_when=asyncio.FIRST_COMPLETED)
+        found = alone.done()
+        for task in (alone, looked):
+            task.cancel()
+        await asyncio.wait((alone, looked))
+        while looks._unfinished_tasks:  # type: ignore[attr-defined]
+            looks.task_done()
+        return found
+
+    async with stage(tmp_path) as made:
+        call = asyncio.create_task(made.call("order", key="k", questions=1))
+        assert (await call).outcome == "asks"
+        assert not await is_abandoned(6 * 86_400.0)
+        assert await is_abandoned(8 * 86_400.0)
+        await made.host.cancel(made.number, "k")
+        assert not await is_abandoned(3_000.0)
+        assert await is_abandoned(3_700.0)
+        await made.host.release(made.number, ["k"])
+        assert await is_abandoned(301.0)
+
+
 async def test_there_are_no_more_servers_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given as many servers as there may be, then another one takes the place of the one that was not needed for
     longest; where all of them are at calls it is refused."""
@@ -317,6 +362,87 @@ async def test_a_server_by_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             process.kill()
             process.wait()
     assert os.environ["TEST_MCP_VALUE"] == "token-of-the-test"
+
+
+async def test_a_silent_server_by_http_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call has its time, and a person any, whatever the transport thinks of silence; to connect has a bound."""
+    given: list[httpx2.Timeout] = []
+
+    @asynccontextmanager
+    async def streams(_url: str, *, http_client: httpx2.AsyncClient, **_: Any) -> AsyncIterator[None]:
+        given.append(http_client.timeout)
+        yield
+
+    monkeypatch.setattr(http, "streamable_http_client", streams)
+    async with http.by_http("http://127.0.0.1:1/mcp", {}):
+        pass
+    assert given[0].read is given[0].pool is None
+    assert given[0].connect == http.CONNECT_SECONDS
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server by HTTP that never answers when its session is ended."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            size = head.partition("content-length:")[2].partition("\r")[0]
+            message = json.loads(await reader.readexactly(int(size or 0)) or b"{}")
+            if head.startswith("delete"):
+                await reader.read()
+                break
+            results: dict[str, Any] = {
+                "initialize": {
+                    "protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "web", "version": "1"},
+                },
+                "tools/list": {"tools": []},
+            }  # fmt: skip
+            said: dict[str, Any] = {"jsonrpc": "2.0", "id": message.get("id")}
+            if message.get("method") in results:
+                said["result"] = results[message["method"]]
+            else:
+                said["error"] = {"code": -32601, "message": "there is no such method"}
+            body = json.dumps(said).encode() if "id" in message else b""
+            status = "405 No" if head.startswith("get") else "200 OK" if body else "202 Accepted"
+            kind = "content-type: application/json\r\nmcp-session-id: one\r\n" if body else ""
+            writer.write(f"HTTP/1.1 {status}\r\n{kind}content-length: {len(body)}\r\n\r\n".encode() + body)
+    writer.close()
+
+
+async def test_a_server_by_http_that_hangs_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a server that never answers when its session is ended, then the next connection is made all the same, and
+    the host ends."""
+    monkeypatch.setattr(server, "END_SECONDS", 0.1, raising=False)
+    serving = await asyncio.start_server(_answer, "127.0.0.1", 0)
+    port = serving.sockets[0].getsockname()[1]
+    async with stage(tmp_path) as made:
+        web = made.configuration(command=[], url=f"http://127.0.0.1:{port}/mcp")
+        assert (await made.tools(web)).error == ""
+        made.server()._kill()
+        await until(lambda: made.server()._client is None)
+        async with asyncio.timeout(20):
+            assert (await made.tools(web)).error == ""
+            await made.host.close()
+    serving.close()
+
+
+@pytest.mark.parametrize("closed", ["server", "host"])
+async def test_a_server_is_closed_while_it_starts(closed: str, tmp_path: Path) -> None:
+    """Given a server that hangs before it is ready, and whose only call was cancelled, when the server or the host is
+    closed, then that ends, and so does the server's process."""
+    async with stage(tmp_path) as made:
+        call = asyncio.ensure_future(made.call("add", made.configuration(command=["sleep", "1000"]), key="k"))
+        await until(lambda: bool(made.host.servers) and made.server().pid != 0)
+        hangs, pid = made.server(), made.server().pid
+        await made.host.cancel(made.number, "k")
+        assert (await call).outcome == "error"
+        await until(lambda: not hangs.in_flight)
+        closing = asyncio.ensure_future(hangs.close() if closed == "server" else made.host.close())
+        ended, _ = await asyncio.wait((closing,), timeout=20)
+        if not ended and hangs._connection is not None:
+            hangs._connection.cancel()
+        assert ended
+        assert not _lives(pid)
 
 
 async def test_a_start_that_nobody_waits_for_any_more_serves_the_next_one(tmp_path: Path) -> None:
