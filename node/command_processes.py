@@ -135,7 +135,7 @@ class LocalCommands:
             return None
         try:
             handle = os.pidfd_open(found["pid"])
-        except OSError:
+        except ProcessLookupError:  # another error, as that no descriptor is left, does not say that it has ended
             return None
         if start_time(found["pid"]) != found["start"]:  # another process has its number
             os.close(handle)
@@ -214,7 +214,7 @@ def _is_free(lock: Path) -> bool:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):  # another error does not say that it is not there
         return None
     return found
 

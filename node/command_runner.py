@@ -32,6 +32,9 @@ KILL_SECONDS = 2.0
 DRAIN_SECONDS = 0.5
 """So long output is read that a process writes which has left the command's group."""
 
+BEGIN_SECONDS = 20.0
+"""So long a runner waits for another one of its command to begin."""
+
 CHUNK = 1 << 16
 
 
@@ -49,10 +52,18 @@ def main(directory: str, limits: dict[str, Any]) -> None:
     os.setsid()
     _leave_files(begun)
     lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os._exit(0)  # another runner has the command
+    until = time.monotonic() + BEGIN_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:  # another runner has the command; nobody can find it before it has begun
+            if os.path.exists(f"{directory}/begun"):
+                os._exit(0)
+            if time.monotonic() > until:
+                os.write(begun, b"another runner does not begin")
+                os._exit(1)
+            time.sleep(0.02)
     if os.path.exists(f"{directory}/begun"):
         os._exit(0)  # another runner had it
     Runner(directory, limits, wanted).run(begun)
@@ -74,7 +85,7 @@ def start_time(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
+    except (FileNotFoundError, ProcessLookupError, IndexError, ValueError):
         return 0
 
 
@@ -119,15 +130,22 @@ class Runner:
             signal.signal(number, handler)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        self._write("runner", {"pid": os.getpid(), "start": start_time(os.getpid())})
-        os.close(os.open(f"{self._directory}/begun", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            self._write("runner", {"pid": os.getpid(), "start": start_time(os.getpid())})
+            os.close(os.open(f"{self._directory}/begun", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError as error:  # as on a full disk: nobody could find the command
+            os.write(begun, str(error.strerror).encode())
+            return
         try:
             output = self._start()
         except OSError as error:
             output, self._problem = -1, f"could not be started: {error.strerror}"
         os.close(begun)
         code = self._wait(output, wake_read) if output >= 0 else None
-        self._write("end", {"exit_code": code, "tail": self._shown_tail(), "problem": self._problem})
+        try:
+            self._write("end", {"exit_code": code, "tail": self._shown_tail(), "problem": self._problem})
+        except OSError:
+            pass  # the directory was removed, and nobody wants to know, or the disk is full: the command is lost
 
     def _start(self) -> int:
         """Start the command; the end of the pipe that its output comes from."""
@@ -285,13 +303,10 @@ class Runner:
     def _write(self, name: str, value: Any) -> None:
         """Write a file at once: it is whole, or is not there."""
         path = f"{self._directory}/{name}"
-        try:
-            file = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            os.write(file, json.dumps(value).encode())
-            os.close(file)
-            os.rename(f"{path}.new", path)
-        except OSError:
-            pass  # the directory was removed: nobody wants to know
+        file = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(file, "wb") as whole:
+            whole.write(json.dumps(value).encode())
+        os.rename(f"{path}.new", path)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 from understudy.commands import (
     LONGEST_READ,
-    LOST,
     READ_BYTES,
     RUNNING,
     STOPPING,
@@ -37,6 +37,8 @@ MOST_KEPT = 16
 """So many commands of a session that have ended keep their output."""
 
 REPEAT_SECONDS = 1.0
+
+NOT_STARTED = "could not be started"
 
 
 class Commands:
@@ -86,6 +88,8 @@ class Commands:
         self._starting[name] = self._starting.get(name, 0) + 1
         try:
             found = await self._node.journal.submit(operation, activation.session_id)
+            if found.ended_at and found.problem.startswith(NOT_STARTED):  # whoever asked first has not heard so
+                raise InvalidInput(f"the command {found.problem}", session_id=activation.session_id)
             if found.node_id == here and found.state == RUNNING and found.key not in self._watched:
                 await self._begin(processes, found, wanted)
         finally:
@@ -100,9 +104,10 @@ class Commands:
         try:
             await processes.start(found.key, wanted.process)
         except OSError as error:
-            end = CommandEnd(problem=f"could not be started: {error}")
+            end = CommandEnd(problem=f"{NOT_STARTED}: {error}")
             await self._write_end(found.session_id, found.key, end, quiet=True)
-            processes.remove(found.key)
+            with suppress(OSError):
+                processes.remove(found.key)
             raise InvalidInput(f"the command {end.problem}", session_id=found.session_id) from None
         self._watch(found.session_id, found.key)
 
@@ -172,7 +177,7 @@ class Commands:
             self._looks_again = False
             try:
                 await self._look()
-            except UnderstudyError as error:
+            except (UnderstudyError, OSError) as error:
                 log.warning("commands are looked after later: %s", error)
                 self._looks_again = True
                 await asyncio.sleep(REPEAT_SECONDS)
@@ -195,8 +200,8 @@ class Commands:
                 processes.remove(key)
         for row in rows:
             if row.ended_at:
-                if row.state == LOST and processes is not None and row.key in known:
-                    processes.stop(row.key, force=True)  # others have given it up; as a rule it is gone
+                if processes is not None and row.key in known:
+                    processes.stop(row.key, force=True)  # given up, or begun after that; as a rule it is gone
                 continue
             if processes is None or row.key not in known:
                 await self._without_process(row)

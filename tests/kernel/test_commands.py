@@ -15,10 +15,12 @@ import psutil
 import pytest
 
 from understudy.commands import COMMAND, MOST_COMMANDS, job_identifier
+from understudy.node import command_processes
 from understudy.node.command_runner import start_time
 from understudy.store.operations import commands
 
 from .. import tiers
+from ..mcp_calls import until
 from . import kernel as k
 from .deaths import Deaths
 from .test_background import lead
@@ -329,3 +331,63 @@ async def test_a_removed_session_leaves_nothing(kernel: k.Kernel, tmp_path: Path
     await asyncio.wait_for(ended.wait(), k.STUCK_SECONDS)
     asyncio.get_running_loop().remove_reader(handle)
     os.close(handle)
+
+
+async def test_a_start_that_failed_and_is_repeated(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a command whose process can't be started, when the session's process dies before it has heard so, then the
+    call's result says that it could not be started."""
+    processes = kernel.service.commands._processes
+    assert processes is not None
+    killed: list[Any] = []
+
+    async def failing(key: str, process: Any) -> None:
+        raise OSError("Resource temporarily unavailable")
+
+    def removed(key: str) -> None:
+        if not killed:
+            killed.append(kernel.holder("s"))
+            kernel.kill(killed[0])
+
+    processes.start, processes.remove = failing, removed  # type: ignore[method-assign]
+    await begin(kernel, tmp_path, [start("echo x")], "ok")
+    await kernel.end("s")
+    assert killed
+    assert "could not be started" in (await kernel.results())[0]
+
+
+PAUSED = """
+import os, sys, time
+data = sys.stdin.buffer.read()
+open({paused!r}, "w").close()
+while not os.path.exists({go!r}):
+    time.sleep(0.01)
+r, w = os.pipe()
+os.write(w, data)
+os.close(w)
+os.dup2(r, 0)
+os.execv(sys.executable, [sys.executable, "-I", "-S", {runner!r}, *sys.argv[1:]])
+"""
+
+
+async def test_a_runner_that_begins_late(kernel: k.Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a runner that stands still while it starts, and a node service that dies then, when the run is cancelled
+    before the runner goes on, then the command does not stay at work."""
+    paused, go, alive = tmp_path / "paused", tmp_path / "go-on", tmp_path / "alive"
+    wrapper = tmp_path / "wrapper.py"
+    wrapper.write_text(PAUSED.format(paused=str(paused), go=str(go), runner=str(command_processes.RUNNER)))
+    monkeypatch.setattr(command_processes, "RUNNER", wrapper)
+    monkeypatch.setattr(command_processes, "START_SECONDS", 1000.0)  # who waited is dead, and does nothing any more
+    await begin(kernel, tmp_path, [start(f"echo $$ > {alive}; exec sleep 1000")], "ok", sandbox={"backend": "none"})
+    await until(paused.exists)
+    kernel.kill(kernel.holder("s"), replace=False)
+    await kernel.replace_service()
+    await kernel.ask("cancel", "s", "r", "enough")
+    await kernel.take_up(kernel.generation, kernel.nodes)
+    kernel.add_frame()
+    await kernel.end("s")
+    await kernel.until("s", "command_ended")
+    go.touch()
+    await until(lambda: alive.exists() and alive.read_text().strip() != "")
+    pid = int(alive.read_text())
+    kernel.service.commands.look_if_needed()  # as the sweep does, now and then
+    await until(lambda: not psutil.pid_exists(pid))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import json
 import os
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,3 +177,47 @@ async def test_what_is_left_of_nodes_that_are_gone(tmp_path: Path) -> None:
     assert [path.exists() for path in (gone, busy, young)] == [False, True, True]
     here.close()
     others[1].close()
+
+
+async def test_a_start_returns_when_the_command_can_be_found(commands: LocalCommands, tmp_path: Path) -> None:
+    """Given starts of one key at the same time, when each returns, then the command can be found."""
+
+    async def one(key: str) -> bool:
+        await commands.start(key, process("true", tmp_path))
+        return await commands.ended(key) is not None
+
+    place = tmp_path / "commands" / "k"
+    place.mkdir(mode=0o700)
+    lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # another runner, before it has begun
+    starting = asyncio.ensure_future(one("k"))
+    await asyncio.wait((starting,), timeout=1)
+    assert not starting.done()
+    os.close(lock)
+    assert await starting
+
+
+async def test_a_full_disk(commands: LocalCommands, tmp_path: Path) -> None:
+    """Given a disk that takes no more bytes, when a command is started, then that fails, and nothing is executed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # files can be made, and take no bytes
+    try:
+        with pytest.raises(OSError, match="its runner failed"):
+            await commands.start("k", process(f"mkdir {tmp_path}/executed", tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert commands.known() == []
+    assert not (tmp_path / "executed").exists()
+
+
+async def test_without_descriptors(commands: LocalCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a process that has no descriptor left, when it asks for a command at work, then that is not lost."""
+    await commands.start("k", process("sleep 1000", tmp_path))
+
+    def none_left(_pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", none_left)
+        with pytest.raises(OSError, match="Too many open files"):
+            await commands.ended("k")
