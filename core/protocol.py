@@ -318,6 +318,18 @@ class Steered(msgspec.Struct, frozen=True):
     after: int
 
 
+class SteerAnswer(msgspec.Struct, frozen=True):
+    """What became of a request to steer, as it is remembered.
+
+    Attributes:
+        steered: None if it was refused.
+        refusal: why.
+    """
+
+    steered: Steered | None = None
+    refusal: str = ""
+
+
 class Fork(msgspec.Struct, frozen=True):
     """A session that is wanted with the messages of another one.
 

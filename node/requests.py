@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from understudy.approvals import APPROVE, arguments_problem
-from understudy.errors import InvalidInput, InvalidSpec, UnderstudyError
+from understudy.errors import InvalidInput, InvalidSpec, NotRunning, UnderstudyError
 from understudy.event_wire import EventWire
 from understudy.manifest import below
 from understudy.protocol import (
@@ -28,6 +28,7 @@ from understudy.protocol import (
     Scheduled,
     Spawned,
     Steer,
+    SteerAnswer,
     Steered,
     Watched,
     Work,
@@ -197,14 +198,23 @@ class Requests:
         return await self._once(bool, session_id, request_id, operation)
 
     async def steer(self, session_id: str, wanted: Steer, request_id: str) -> Steered:
-        """Accept a message for the run that the session is at. See `steering.steer`."""
+        """Accept a message for the run that the session is at. See `steering.steer`.
 
-        def operation(tx: Transaction) -> Steered:
-            accepted = steering.steer(tx, session_id, wanted, request_id)
+        A refusal is remembered as well: an attempt that arrives later might find another run.
+        """
+
+        def operation(tx: Transaction) -> SteerAnswer:
+            try:
+                accepted = steering.steer(tx, session_id, wanted, request_id)
+            except NotRunning as error:
+                return SteerAnswer(refusal=error.message)
             self._node.homes.take_in(tx, session_id)
-            return accepted
+            return SteerAnswer(accepted)
 
-        return await self._once(Steered, session_id, request_id, operation)
+        answer = await self._once(SteerAnswer, session_id, request_id, operation)
+        if answer.steered is None:
+            raise NotRunning(answer.refusal, session_id=session_id)
+        return answer.steered
 
     async def fork(self, session_id: str, wanted: Fork, request_id: str) -> Spawned:
         """Get or create a fork of the session. See `forks.fork`."""

@@ -208,6 +208,19 @@ async def test_a_steer_that_is_repeated_is_one(kernel: k.Kernel) -> None:
     assert [entry[0] for entry in await said(kernel)].count(STEER) == 1
 
 
+async def test_a_steer_that_was_refused_stays_refused(kernel: k.Kernel) -> None:
+    """Given a request to steer that was refused, when an attempt of it arrives once there is a run, then that one is
+    refused as well, and the run's model is not sent the message."""
+    await kernel.spawn("s", k.spec())
+    for _ in range(2):
+        with pytest.raises(NotRunning, match="no run is at work"):
+            await kernel.call("request", "steer", "s", {"content": "left"}, "the-same")
+        await in_flight(kernel)
+    kernel.server.release()
+    await kernel.end("s")
+    assert STEER not in dict(await said(kernel))
+
+
 async def test_a_reply_that_was_cut_off_is_not_continued_but_steered(kernel: k.Kernel) -> None:
     """Given a reply that reached its longest length, when the run was steered, then the model is sent the message
     instead of being asked to continue, and the run's text is the answer to it."""

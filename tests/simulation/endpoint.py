@@ -126,7 +126,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
         if kept is not None:
             return kept.make(completion, given, key[:12], self._chosen.random() * 0.3, request.url.host)
         events = completion.events(include_usage=True)
-        if self._odd.random() < ODD and reply.finish_reason != CUT_OFF:  # the rest would not fit
+        # Of an answer that was cut off the rest would not fit; one that is empty, as a summary may be, stays so.
+        if self._odd.random() < ODD and reply.finish_reason != CUT_OFF and (reply.text or reply.tool_calls):
             odd = self._odd.choice(ODDITIES)
             events[-3:-3] = [odd]  # before what ends the answer
             self._note(f"the endpoint sends {odd[:120]!r}")
