@@ -331,11 +331,10 @@ class Calls:
     async def _identify(self, call: Call) -> None:
         """Commit which endpoint has the response, as soon as it is known: whoever takes the call over, whatever has
         died, fetches that response instead of paying for another one."""
+        known = call.response
 
         async def ask(number: str) -> KeptResponse | None:
             return await self._gateway.response(number, call.origin.key, known)
-
-        known = call.response
 
         while response := await self._heard_of(call, ask):
             call.response = response

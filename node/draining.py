@@ -212,8 +212,10 @@ class Draining:
                 # One that is at work leaves its frame only for another home: whoever gave it one since, or keeps it
                 # because the drain was taken back, notes the death of its frame.
                 stays = not here or not (self._node.homes.is_drained or row.frame_id in frames_left)
-                at_work = any(one.is_at_work(row.session_id) for one in (self._tasks, self._tool_servers))
-                if not stays and self.leave_frame(tx, row.activation, forced=over, at_work=at_work):
+                if stays:
+                    continue
+                at_work = self._tasks.is_at_work(row.session_id) or self._tool_servers.is_at_work(row.session_id)
+                if self.leave_frame(tx, row.activation, forced=over, at_work=at_work):
                     left.append(row)
             return left
 

@@ -126,19 +126,15 @@ class ToolServers:
 
     def _end(self, calls: Iterable[str]) -> None:
         """Have the host end and forget all attempts of these calls."""
-        keys = [key for call in calls for key in sorted(self._made.pop(call, ()))]
-        self._given_up.difference_update(keys)
-        for key in keys:
-            self._tasks.spawn(self._told(lambda attached, key=key: self._host.cancel(attached.number, key)))  # type: ignore[misc]
-        self._release_soon(keys)
+        for call in calls:
+            for key in self._forget(call):
+                self._tasks.spawn(self._told(lambda attached, key=key: self._host.cancel(attached.number, key)))  # type: ignore[misc]
 
     def committed(self, events: Iterable[Event]) -> None:
         """The host may forget calls whose results are committed."""
         for event in events if self._made else ():
             if isinstance(event, ToolFinished):
-                keys = self._made.pop(f"{event.session_id}/{event.call_id}", set[str]())
-                self._given_up -= keys
-                self._release_soon(sorted(keys))
+                self._forget(f"{event.session_id}/{event.call_id}")
 
     def abandon(self) -> None:
         """Ask for nothing more; the host goes on with what it has, for a successor."""
@@ -149,10 +145,14 @@ class ToolServers:
         """The calls of a session that have no result yet."""
         return [key for key in self._made if key.partition("/")[0] == session_id]
 
-    def _release_soon(self, keys: list[str]) -> None:
+    def _forget(self, call: str) -> list[str]:
+        """Have no call any more, and the host neither, soon; the keys of its attempts."""
+        keys = sorted(self._made.pop(call, ()))
+        self._given_up.difference_update(keys)
         self._unwanted += keys
         if self._unwanted:
             self._tasks.alone("release", self._release)
+        return keys
 
     async def _release(self) -> None:
         while self._unwanted:

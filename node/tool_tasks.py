@@ -166,7 +166,7 @@ class ToolTasks:
         def operation(tx: Transaction) -> int:
             row = tx.session(activation.session_id)
             require_held(row, activation, frame_id)
-            if (activation.incarnation, call_id) not in _open_calls(tx, activation.session_id):
+            if (activation.incarnation, call_id) not in self._open_calls(tx, activation.session_id):
                 raise Fenced(f"the call {call_id} is over", session_id=activation.session_id)
             return row.seq
 
@@ -197,28 +197,21 @@ class ToolTasks:
         sessions that are at home elsewhere, which begin it anew there, if they may."""
         for session_id in {key[0] for key in self._calls}:
             try:
-                wanted = await self._node.journal.submit(partial(self._wanted, session_id=session_id), session_id)
+                wanted = await self._node.journal.submit(partial(self._open_calls, session_id=session_id), session_id)
             except UnderstudyError as error:
                 log.info("what is executed for session %s is looked at later: %s", session_id, error)
                 continue
             for key in [key for key in self._calls if key[0] == session_id and key[1:] not in wanted]:
                 self._calls.pop(key).under_way.cancel()
 
-    def _wanted(self, tx: Transaction, session_id: str) -> set[tuple[int, str]]:
+    def _open_calls(self, tx: Transaction, session_id: str) -> set[tuple[int, str]]:
+        """The calls that have no result, with its incarnation, of a session that is not at home elsewhere."""
         row = tx.find(session_id)
-        if row is not None and self._node.homes.elsewhere(row.node_id):
+        if row is None or self._node.homes.elsewhere(row.node_id):
             return set()
-        return _open_calls(tx, session_id)
+        return {(row.incarnation, call["call_id"]) for call in tx.current_calls(row) if call["state"] in OPEN}
 
     def close(self) -> None:
         """End all of them."""
         for call in self._calls.values():
             call.under_way.cancel()
-
-
-def _open_calls(tx: Transaction, session_id: str) -> set[tuple[int, str]]:
-    """The calls of a session that have no result, with its incarnation."""
-    row = tx.find(session_id)
-    if row is None:
-        return set()
-    return {(row.incarnation, call["call_id"]) for call in tx.current_calls(row) if call["state"] in OPEN}

@@ -12,7 +12,7 @@ class HeldCall:
 
     Attributes:
         answer: how it ended.
-        task: makes it.
+        task: makes it; None once its answer was dropped.
         ended: when it did (monotonic).
     """
 
@@ -30,6 +30,8 @@ class HeldCall:
 
     def drop_answer(self) -> None:
         """Keep only that the call was made: it is not made again if it comes again, but its answer is lost."""
+        if self.task is None:  # done before
+            return
         self.answer = asyncio.get_running_loop().create_future()
         self.answer.set_result(ServerAnswer(LOST))
         self.task = None

@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy import AgentSpec, HookContext, Inject, McpServer, hook, tool
+from understudy import HookContext, Inject, McpServer, hook, tool
 from understudy.actors.context import FOLD_ANSWER, FOLD_REQUEST
 from understudy.actors.hooks import describe_hook
-from understudy.cluster.client.compiling import compile_spec
 from understudy.cluster.ray import connection as connecting
 from understudy.cluster.ray.connection import Connection
 from understudy.config import Settings
@@ -40,6 +39,7 @@ from understudy.testing.offline import OfflineServer
 from ..mcp_calls import calls, command, until, until_called
 from . import kernel as k
 from .test_context import Stepping, compiled
+from .test_mcp import agent
 from .tool_runner import Runner
 
 PATIENCE = 30.0
@@ -287,10 +287,7 @@ async def test_the_call_of_an_mcp_server_ends_when_its_session_leaves(
 ) -> None:
     """Given a call that may be repeated, and whose session's process has died on a node that is drained, then the host
     there ends it, and the call is made anew where the session goes on."""
-    servers = [McpServer("test", command=command(tmp_path))]
-    script = k.script([("test_look", {"word": "x"})], "done")
-    agent = AgentSpec(name="agent", instructions=script, mcp_servers=servers)
-    spec = compile_spec(agent, model="offline", profile="offline", pickle=None).spec
+    spec = agent([("test_look", {"word": "x"})], "done", servers=[McpServer("test", command=command(tmp_path))])
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
         a, b = nodes.kernels
         await b.spawn("s", spec)
@@ -317,10 +314,7 @@ async def test_a_question_of_an_mcp_server_ends_when_its_session_leaves(
     question is given up there, at the latest when the next session needs the server, which can ask that one; also if
     the node service was another one meanwhile."""
     servers = [McpServer("test", command=command(tmp_path), share="node")]
-    agent = AgentSpec(
-        name="agent", instructions=k.script([("test_order", {"questions": 1})], "done"), mcp_servers=servers
-    )
-    spec = compile_spec(agent, model="offline", profile="offline", pickle=None).spec
+    spec = agent([("test_order", {"questions": 1})], "done", servers=servers)
     (tmp_path / "go1").touch()
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
         a, b = nodes.kernels

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -28,8 +27,8 @@ from understudy.tool_host.hosted_servers import HostedServers, make_server
 from understudy.tool_host.listing import _described
 from understudy.tool_host.server import Server
 from understudy.tool_hosting import ServerAnswer, ServerCall, ServerConfiguration, ServerTools
-from understudy.transport import one_service
 
+from .. import service_clock
 from ..mcp_calls import SCRIPT, calls, command, until, until_called
 
 
@@ -189,17 +188,7 @@ async def test_a_host_with_calls_is_not_abandoned_soon(tmp_path: Path, monkeypat
     """Given a host that no node service calls any more, then it waits for one for as long as its calls are kept: a call
     under way, about which a person may be asked, for a week, an answer for an hour; without calls no longer than it was
     told."""
-    now, looks = 0.0, asyncio.Queue[float]()
-
-    async def ticks(_seconds: float) -> AsyncIterator[bool]:
-        nonlocal now
-        while True:
-            now += await looks.get()
-            yield False
-            looks.task_done()
-
-    monkeypatch.setattr(one_service, "ticks", ticks)
-    monkeypatch.setattr(one_service, "time", SimpleNamespace(monotonic=lambda: now))
+    looks = service_clock.looks(monkeypatch)
 
     async def is_abandoned(seconds: float) -> bool:
         alone = asyncio.create_task(made.host.abandoned(300.0))
@@ -412,7 +401,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 async def test_a_server_by_http_that_hangs_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a server that never answers when its session is ended, then the next connection is made all the same, and
     the host ends."""
-    monkeypatch.setattr(server, "END_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(server, "END_SECONDS", 0.1)
     serving = await asyncio.start_server(_answer, "127.0.0.1", 0)
     port = serving.sockets[0].getsockname()[1]
     async with stage(tmp_path) as made:

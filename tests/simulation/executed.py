@@ -7,13 +7,14 @@ import json
 import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from understudy.actors.tools import describe, tool
 from understudy.events import ToolInDoubt
 from understudy.tool_tasks import ReadBlob, Reporting, TaskResult, ToolTask
 
-from .tasks import INPUTS, retold
+from .tasks import with_calls
 
 if TYPE_CHECKING:
     from .plan import Work
@@ -50,17 +51,8 @@ def _with_such_calls(chosen: random.Random, work: Work) -> Work:
     """The same work with such calls: some take long, with some of them the process dies, and some take a while to be
     ended."""
 
-    def added(text: str) -> str:
-        said = json.loads(text)
-        for number in range(chosen.choice((1, 1, 2, 3))):
-            at = chosen.randrange(len(said["rounds"]) + 1)
-            calls = [_call(chosen, f"{said['name']}.own{number}.{index}") for index in range(chosen.choice((1, 1, 2)))]
-            said["rounds"].insert(at, calls)
-            said["thinking"].insert(at, round(0.3 * chosen.random(), 3))
-        return json.dumps(said)
-
     tools = [*work.spec["tools"], *EXECUTED.values()]
-    return retold(replace(work, spec={**work.spec, "tools": tools}), added, kinds=INPUTS)
+    return with_calls(chosen, replace(work, spec={**work.spec, "tools": tools}), "own", partial(_call, chosen))
 
 
 def _call(chosen: random.Random, name: str) -> list[Any]:

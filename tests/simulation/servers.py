@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -25,7 +25,7 @@ from understudy.tool_hosting import (
 )
 from understudy.transport.serving import Serving
 
-from .tasks import INPUTS, retold
+from .tasks import with_calls
 
 if TYPE_CHECKING:
     from .cluster import Actor
@@ -58,21 +58,12 @@ def some_with_servers(chosen: random.Random, work: tuple[Work, ...]) -> tuple[Wo
 def with_server(chosen: random.Random, work: Work) -> Work:
     """The same work with such calls: some take long, and with some of them the server dies."""
 
-    def added(text: str) -> str:
-        said = json.loads(text)
-        for number in range(chosen.choice((1, 1, 2, 3))):
-            at = chosen.randrange(len(said["rounds"]) + 1)
-            calls = [_call(chosen, f"{said['name']}.srv{number}.{index}") for index in range(chosen.choice((1, 1, 2)))]
-            said["rounds"].insert(at, calls)
-            said["thinking"].insert(at, round(0.3 * chosen.random(), 3))
-        return json.dumps(said)
-
     server = {
         "name": SERVER, "key": "key", "command": ["server"], "url": None, "environment": [], "headers": {},
         "share": chosen.choice(("session", "tree", "node")), "include": ["*"], "exclude": [], "on_crash": {},
         "approve": [], "timeout": 12.0, "required": False,
     }  # fmt: skip
-    return retold(replace(work, spec={**work.spec, "mcp_servers": [server]}), added, kinds=INPUTS)
+    return with_calls(chosen, replace(work, spec={**work.spec, "mcp_servers": [server]}), "srv", partial(_call, chosen))
 
 
 def _call(chosen: random.Random, name: str) -> list[Any]:

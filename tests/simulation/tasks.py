@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .plan import Work
@@ -29,3 +31,23 @@ def retold(
             action = replace(action, what={**action.what, name: told(action.what[name])})
         actions.append(action)
     return replace(work, actions=tuple(actions))
+
+
+def with_calls(chosen: random.Random, work: Work, kind: str, call: Callable[[str], list[Any]]) -> Work:
+    """The same work with one to three more rounds in each input, of one or two calls.
+
+    Args:
+        kind: is a part of the calls' names.
+        call: draws a call of a name.
+    """
+
+    def added(text: str) -> str:
+        said = json.loads(text)
+        for number in range(chosen.choice((1, 1, 2, 3))):
+            at = chosen.randrange(len(said["rounds"]) + 1)
+            calls = [call(f"{said['name']}.{kind}{number}.{index}") for index in range(chosen.choice((1, 1, 2)))]
+            said["rounds"].insert(at, calls)
+            said["thinking"].insert(at, round(0.3 * chosen.random(), 3))
+        return json.dumps(said)
+
+    return retold(work, added, kinds=INPUTS)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +26,8 @@ from understudy.transport import one_service
 from understudy.transport.channel import Channel
 from understudy.transport.remote_gateway import RemoteGateway
 from understudy.transport.remote_node import SocketCalls
+
+from .. import service_clock
 
 ORIGIN = CallOrigin("s", 1, "r", 1, 1, "", "s", "p", "m")
 REQUEST = ModelRequest(wait_key="s/r/1", profile="p", model="m", messages=b'[{"role":"user","content":"hi"}]')
@@ -327,17 +328,7 @@ async def test_everything_goes_through_a_socket() -> None:
 
 async def test_a_gateway_that_nobody_needs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a gateway that its service asks now and then, when that stops, then it learns that it is abandoned."""
-    now, looks = 0.0, asyncio.Queue[float]()
-
-    async def ticks(_seconds: float) -> AsyncIterator[bool]:
-        nonlocal now
-        while True:
-            now += await looks.get()
-            yield False
-            looks.task_done()
-
-    monkeypatch.setattr(one_service, "ticks", ticks)
-    monkeypatch.setattr(one_service, "time", SimpleNamespace(monotonic=lambda: now))
+    looks = service_clock.looks(monkeypatch)
     calls = GatewayCalls(Endpoint())
     number = (await calls.attach("one", [])).number
     abandoned = asyncio.create_task(calls.abandoned(300.0))
