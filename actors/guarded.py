@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from subprocess import DEVNULL, PIPE
 
+from understudy.child_process import ChildProcess
+
 TERMINATE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL for a command past its time."""
 
@@ -83,19 +85,15 @@ async def run(
     output_read, output_write = os.pipe()
     output = Output(kept)
     transport: asyncio.BaseTransport | None = None
+    process: ChildProcess | None = None
     try:
         try:
             stream = os.fdopen(output_read, "rb", buffering=0)
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, stream)
-            process = await asyncio.create_subprocess_exec(
-                *guarded(command_line),
-                stdin=DEVNULL if sent is None else PIPE,
-                stdout=output_write,
-                stderr=guard_read,
-                cwd=directory,
-                env=environment,
-                start_new_session=True,
-            )
+            process = await ChildProcess.start(
+                guarded(command_line), stdin=DEVNULL if sent is None else PIPE, stdout=output_write, stderr=guard_read,
+                directory=directory, environment=environment, own_session=True,
+            )  # fmt: skip
         finally:
             os.close(guard_read)
             os.close(output_write)
@@ -106,12 +104,14 @@ async def run(
         await asyncio.wait({output.closed}, timeout=DRAIN_SECONDS)
     finally:
         os.close(guard_write)
+        if process is not None:
+            process.close()
         if transport is not None:
             transport.close()
     return Ended(process.returncode or 0, timed_out, output.kept(), output.left_out)
 
 
-async def _finish(process: asyncio.subprocess.Process, seconds: float | None) -> bool:
+async def _finish(process: ChildProcess, seconds: float | None) -> bool:
     """Wait for the command and kill what is left of its group. Whether its time was over."""
     try:
         await asyncio.wait_for(process.wait(), seconds)
@@ -126,7 +126,7 @@ async def _finish(process: asyncio.subprocess.Process, seconds: float | None) ->
     return False
 
 
-async def _terminate(process: asyncio.subprocess.Process, grace: float) -> None:
+async def _terminate(process: ChildProcess, grace: float) -> None:
     for group in (process.pid, *_sessions_below(process.pid)):
         _signal(group, signal.SIGTERM)
     try:

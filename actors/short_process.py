@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import PIPE
 
+from understudy.child_process import ChildProcess
 from understudy.errors import ToolError
 
 
@@ -30,17 +31,17 @@ async def output_of(
     Raises:
         ToolError: it took too long, or failed.
     """
-    pipe = asyncio.subprocess.PIPE
     # -I: nothing is imported from the current directory, nor from where PYTHONPATH points.
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-c", program), stdin=pipe, stdout=pipe, stderr=pipe, cwd="/", env=environment
-    )
+    process = await ChildProcess.start(
+        (sys.executable, "-I", "-c", program), stdin=PIPE, stdout=PIPE, stderr=PIPE, directory="/",
+        environment=environment,
+    )  # fmt: skip
     try:
         output, errors = await process.communicate(request)
     finally:
         if process.returncode is None:
             process.kill()
-            await process.communicate()  # until its pipes are closed as well: `wait` returns before
+            await process.communicate()
     if process.returncode == -signal.SIGALRM:
         raise ToolError(too_long)
     if process.returncode:

@@ -13,10 +13,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import msgspec
 
+from understudy.child_process import ChildProcess
 from understudy.commands import KEPT_OUTPUT, MOST_SECONDS, TAIL_BYTES, CommandEnd, CommandProcess
 from understudy.waiting import ticks
 
@@ -96,16 +98,16 @@ class LocalCommands:
             place.mkdir(mode=0o700)
         if (place / "begun").exists():
             return
-        runner = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(RUNNER), str(place), json.dumps(self._limits)),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            env=TIDY_ENVIRONMENT, start_new_session=True,
+        runner = await ChildProcess.start(
+            (sys.executable, "-I", "-S", str(RUNNER), str(place), json.dumps(self._limits)), stdin=PIPE,
+            stdout=DEVNULL, stderr=PIPE, environment=TIDY_ENVIRONMENT, own_session=True,
         )  # fmt: skip
         try:
             _, said = await asyncio.wait_for(runner.communicate(msgspec.json.encode(process)), START_SECONDS)
         except TimeoutError:
             runner.kill()
             await runner.wait()
+            runner.close()
             raise OSError("its runner did not start in time") from None
         if runner.returncode:
             raise OSError(f"its runner failed: {said.decode(errors='replace').strip()[-500:]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from understudy.testing.offline import OfflineServer
@@ -42,6 +44,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     tiers.configure(config)
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """On which event loops a test runs. Clusters in one process have asyncio's own, Ray's actors have uvloop."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if item.get_closest_marker("uvloop"):
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
 
 
 def pytest_report_header() -> str:

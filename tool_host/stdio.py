@@ -12,12 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from subprocess import PIPE
 from typing import Any
 
 import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError, jsonrpc_message_adapter
 
+from understudy.child_process import ChildProcess
 from understudy.redaction import redacted
 
 from .limits import LONGEST_MESSAGE
@@ -97,7 +99,7 @@ class ServerProcess:
         self._directory = directory
         self._ended = ended
         self._stack = contextlib.AsyncExitStack()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -145,9 +147,9 @@ class ServerProcess:
                 await asyncio.gather(reading, writing, errors, return_exceptions=True)
                 for stream in (incoming, received, sending, outgoing):
                     stream.close()
-                process._transport.close()  # type: ignore[attr-defined]  # a child of the server may keep pipes open
+                process.close()
 
-    async def _start(self, guard: int) -> asyncio.subprocess.Process:
+    async def _start(self, guard: int) -> ChildProcess:
         """Start the process. Raises `OSError` if it can't be."""
         # Servers are often installed beside this interpreter, in an environment that nobody has activated.
         path = os.pathsep.join(filter(None, (self._environment.get("PATH"), os.path.dirname(sys.executable))))
@@ -155,15 +157,14 @@ class ServerProcess:
         if program is None:
             raise FileNotFoundError(f"there is no program {self._command[0]!r} on this node")
         # A workspace that this node does not have is an error of this, which names it.
-        self._process = await asyncio.create_subprocess_exec(
-            *("/bin/sh", "-c", _GUARDED, str(guard), program, *self._command[1:]),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env={**self._environment, "PATH": path}, cwd=self._directory, pass_fds=(guard,), start_new_session=True,
-            limit=LONGEST_MESSAGE,
+        self._process = await ChildProcess.start(
+            ("/bin/sh", "-c", _GUARDED, str(guard), program, *self._command[1:]), stdin=PIPE, stdout=PIPE, stderr=PIPE,
+            environment={**self._environment, "PATH": path}, directory=self._directory, passed=(guard,),
+            own_session=True, line_limit=LONGEST_MESSAGE,
         )  # fmt: skip
         return self._process
 
-    async def _read(self, process: asyncio.subprocess.Process, incoming: Any) -> None:
+    async def _read(self, process: ChildProcess, incoming: Any) -> None:
         assert process.stdout is not None
         try:
             async with incoming:
@@ -211,7 +212,7 @@ class ServerProcess:
         said = ErrorData(code=INVALID_REQUEST, message=f"the answer was longer than {LONGEST_MESSAGE} bytes")
         return JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=said)
 
-    async def _write(self, process: asyncio.subprocess.Process, outgoing: Any) -> None:
+    async def _write(self, process: ChildProcess, outgoing: Any) -> None:
         assert process.stdin is not None
         try:
             async with outgoing:
@@ -222,25 +223,21 @@ class ServerProcess:
         except (OSError, anyio.ClosedResourceError):
             self._ended()
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, process: ChildProcess) -> None:
         """Have it end: by the end of its input, then by SIGTERM, then by SIGKILL."""
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if await _has_ended(process, CLOSE_SECONDS):
+            if await _has_ended(process):
                 return
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
-        await _has_ended(process, CLOSE_SECONDS)
+        await _has_ended(process)
 
 
-async def _has_ended(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    """Whether it ends within this time. Not `process.wait()`, which waits for the end of pipes as well: a process that
-    the server has left behind may hold them."""
-    deadline = time.monotonic() + seconds
-    while process.returncode is None:
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(0.01)
-    return True
+async def _has_ended(process: ChildProcess) -> bool:
+    """Whether it ends within `CLOSE_SECONDS`."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
+    return process.returncode is not None

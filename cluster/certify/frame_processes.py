@@ -12,8 +12,10 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
+from understudy.child_process import ChildProcess
 from understudy.errors import ClusterError
 
 from .watched_frame import LINE_LIMIT, START, line_of
@@ -26,7 +28,7 @@ class FrameProcess:
     """One frame's process, as its node service sees it."""
 
     def __init__(
-        self, frame_id: str, process: asyncio.subprocess.Process, reader: asyncio.StreamReader,
+        self, frame_id: str, process: ChildProcess, reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:  # fmt: skip
         self.frame_id = frame_id
@@ -60,7 +62,6 @@ class FrameProcess:
 
     async def kill(self) -> None:
         """SIGKILL, also of what its tools started in its process group."""
-        # Not `Process.kill`: it looks whether the process has ended, and then asyncio can't.
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -122,10 +123,10 @@ class FrameProcesses:
     async def _start(self) -> FrameProcess:
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-c", START, str(theirs.fileno()), str(self._directory),
-                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                env=self._environment, start_new_session=True,  # a terminal's Ctrl-C is not for it
+            process = await ChildProcess.start(
+                (sys.executable, "-P", "-c", START, str(theirs.fileno()), str(self._directory)),
+                passed=(theirs.fileno(),), stdin=DEVNULL, stdout=log, stderr=log, environment=self._environment,
+                own_session=True,  # a terminal's Ctrl-C is not for it
             )  # fmt: skip
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_LIMIT)
         found = FrameProcess(f"frame-{next(self._numbers)}", process, reader, writer)

@@ -23,7 +23,7 @@ from . import kernel as k
 NPM = Path(os.environ.get("UNDERSTUDY_TEST_NPM") or Path(__file__).parents[2] / ".cache" / "npm")
 """Where `npm install --prefix` has put servers."""
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.uvloop]
 
 
 def of_npm(name: str) -> str:

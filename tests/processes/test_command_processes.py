@@ -19,6 +19,8 @@ from understudy.commands import CommandEnd, CommandProcess
 from understudy.node.command_processes import COMMANDS_PREFIX, FORGOTTEN_SECONDS, LocalCommands
 from understudy.node.command_runner import start_time
 
+pytestmark = pytest.mark.uvloop
+
 PART = 1 << 16
 
 

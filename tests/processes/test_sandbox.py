@@ -33,7 +33,10 @@ from understudy.errors import ToolError
 
 from .attempts import PROGRAM, PYTHON, SHELL
 
-pytestmark = pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem()))
+pytestmark = [
+    pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem())),
+    pytest.mark.uvloop,
+]
 
 SECRET = "text of the host"
 ESCAPED = re.compile(rf"ESCAPED|{SECRET}|root:\S*:\d+:")
@@ -58,7 +61,8 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    """A workspace beside a secret, sockets of all kinds, a System V shared memory, and a secret in the environment."""
+    """A workspace beside a secret, sockets of all kinds, a System V shared memory, a secret in the environment, and an
+    open file that children inherit, as Ray's logs are."""
     workspace, outside = tmp_path / "workspace", tmp_path / "outside"
     workspace.mkdir()
     outside.mkdir()
@@ -75,6 +79,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     unnamed.bind(f"\0{abstract}")
     for one in (named, unnamed):
         one.listen()
+    log = os.open(outside / "log", os.O_CREAT | os.O_RDWR)
+    os.set_inheritable(log, True)
     libc, key = ctypes.CDLL(None), os.getpid() + 0x10000000
     shared = libc.shmget(key, 4096, 0o1666)
     names = {
@@ -85,6 +91,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     try:
         yield Host(workspace, outside, names)
     finally:
+        os.close(log)
         libc.shmctl(shared, 0, None)
         for one in (ported, named, unnamed):
             one.close()

@@ -25,7 +25,10 @@ from understudy.confinement import Confinement
 from understudy.errors import InvalidSpec
 from understudy.testing import LocalCluster
 
-pytestmark = pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem()))
+pytestmark = [
+    pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem())),
+    pytest.mark.uvloop,
+]
 
 
 class SessionsOwn:

@@ -20,6 +20,8 @@ from understudy.actors.tools import ToolContext
 from understudy.confinement import MAX_SECONDS, Confinement
 from understudy.errors import ToolError
 
+pytestmark = pytest.mark.uvloop
+
 HALF = Confinement().output // 2
 BACKENDS = ("none", "bubblewrap")
 

@@ -31,6 +31,8 @@ from understudy.tool_hosting import ServerAnswer, ServerCall, ServerConfiguratio
 from .. import service_clock
 from ..mcp_calls import SCRIPT, calls, command, until, until_called
 
+pytestmark = pytest.mark.uvloop
+
 
 class Stage:
     """A host, and who calls it as a node service does."""

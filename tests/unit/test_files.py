@@ -20,6 +20,7 @@ from understudy.actors.execution import MAX_RESULT_CHARACTERS
 from understudy.actors.files import edit_file, glob, grep, read_file, write_file
 from understudy.actors.tools import ToolContext
 from understudy.actors.workspace import Workspace
+from understudy.child_process import ChildProcess
 from understudy.errors import ToolError, WorkspaceViolation
 
 SECRET = "text from outside the workspace"
@@ -409,15 +410,15 @@ class TestGrep:
     ) -> None:
         """Cancelling ends the searching process before the cancellation is reported."""
         (root / "evil.txt").write_text("a" * 60 + "!\n")
-        started: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
-        create = asyncio.create_subprocess_exec
+        started: asyncio.Future[ChildProcess] = asyncio.get_running_loop().create_future()
+        create = ChildProcess.start
 
-        async def recorded(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        async def recorded(*arguments: Any, **options: Any) -> ChildProcess:
             process = await create(*arguments, **options)
             started.set_result(process)
             return process
 
-        monkeypatch.setattr(asyncio, "create_subprocess_exec", recorded)
+        monkeypatch.setattr(ChildProcess, "start", recorded)
         search = asyncio.create_task(grep("(a|a)+$", context))
         process = await started
         search.cancel()
