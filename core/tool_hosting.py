@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -152,3 +156,14 @@ class HostAttached(msgspec.Struct, frozen=True):
     number: str
     pid: int
     calls: list[str] = []
+
+
+def search_path(path: str | None) -> str:
+    """The variable `PATH` of a server's process, by that of its environment. Servers are often installed beside this
+    interpreter, in an environment that nobody has activated."""
+    return os.pathsep.join(filter(None, (path, os.path.dirname(sys.executable))))
+
+
+def program_of(command: Sequence[str], path: str | None) -> str | None:
+    """Where the program is, on this machine, that starts a server; None if there is none. See `search_path`."""
+    return shutil.which(command[0], path=search_path(path))

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+NO_ANSWER = "the process that holds MCP servers on this node gives no answer"
+
 START_SECONDS = 60.0
 """So long a tool host is waited for."""
 
@@ -71,7 +73,7 @@ class ToolServers:
         while True:
             attached = await self._attached()
             if attached is None:
-                return ServerTools("", error="the process that holds MCP servers on this node gives no answer")
+                return ServerTools("", error=f"the MCP server {server} can't be used: {NO_ANSWER}")
             try:
                 return await self._host.tools(attached.number, configuration)
             except ServiceGone:

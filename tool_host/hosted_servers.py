@@ -48,7 +48,8 @@ IDLE_SECONDS = 600.0
 LOOK_SECONDS = 10.0
 
 MISSING = (
-    "MCP servers need the package `mcp`, which is not installed on this node: pip install 'understudy[mcp]' there."
+    "MCP servers need the package `mcp`, which is not installed on this node: pip install 'understudy[mcp]' there, or "
+    "in a checkout .venv/bin/pip install '.[mcp]'."
 )
 
 

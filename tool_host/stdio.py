@@ -7,9 +7,7 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from subprocess import PIPE
@@ -21,6 +19,7 @@ from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError, jsonrpc_message_
 
 from understudy.child_process import ChildProcess
 from understudy.redaction import redacted
+from understudy.tool_hosting import program_of, search_path
 
 from .limits import LONGEST_MESSAGE
 
@@ -151,15 +150,14 @@ class ServerProcess:
 
     async def _start(self, guard: int) -> ChildProcess:
         """Start the process. Raises `OSError` if it can't be."""
-        # Servers are often installed beside this interpreter, in an environment that nobody has activated.
-        path = os.pathsep.join(filter(None, (self._environment.get("PATH"), os.path.dirname(sys.executable))))
-        program = shutil.which(self._command[0], path=path)
+        path = self._environment.get("PATH")
+        program = program_of(self._command, path)
         if program is None:
             raise FileNotFoundError(f"there is no program {self._command[0]!r} on this node")
         # A workspace that this node does not have is an error of this, which names it.
         self._process = await ChildProcess.start(
             ("/bin/sh", "-c", _GUARDED, str(guard), program, *self._command[1:]), stdin=PIPE, stdout=PIPE, stderr=PIPE,
-            environment={**self._environment, "PATH": path}, directory=self._directory, passed=(guard,),
+            environment={**self._environment, "PATH": search_path(path)}, directory=self._directory, passed=(guard,),
             own_session=True, line_limit=LONGEST_MESSAGE,
         )  # fmt: skip
         return self._process

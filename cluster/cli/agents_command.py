@@ -85,6 +85,9 @@ def check(
         console.print(f"{escape(item['file'])}: {state} {escape(item['summary'])}".rstrip(), soft_wrap=True)
         if "sandbox" in item:
             console.print(f"  sandbox here: {escape(item['sandbox'])}", soft_wrap=True)
+        if item.get("missing_servers"):
+            missing = ", ".join(item["missing_servers"])
+            console.print(f"  MCP servers without a program here: {escape(missing)}", soft_wrap=True)
         for problem in problems:
             console.print(f"  [bold]{escape(problem['field'])}[/bold]: {escape(problem['problem'])}", soft_wrap=True)
     return 0 if ok else 1
@@ -92,7 +95,7 @@ def check(
 
 def _checked(file: Path) -> dict[str, Any]:
     from ..client.agent_file import read_agent
-    from ..client.checking import sandbox_for
+    from ..client.checking import sandbox_for, servers_missing
 
     try:
         with _alone(file.resolve().parent):
@@ -103,9 +106,10 @@ def _checked(file: Path) -> dict[str, Any]:
     has = [(spec.tools, "tool"), (spec.skills, "skill folder"), (spec.hooks, "hook"), (spec.agents, "sub-agent")]
     has += [(spec.handoffs, "handoff"), (spec.mcp_servers, "MCP server")]
     parts = ", ".join([spec.name, *(counted(len(found), noun) for found, noun in has if found)])
-    sandbox = sandbox_for(spec)
+    # Other machines may have them: these are no problems of the file.
+    here = {"sandbox": sandbox_for(spec), "missing_servers": servers_missing(spec)}
     found = {"file": str(file), "name": spec.name, "summary": parts, "problems": []}
-    return {**found, "sandbox": sandbox} if sandbox else found
+    return {**found, **{name: value for name, value in here.items() if value}}
 
 
 @contextmanager

@@ -342,7 +342,7 @@ PROGRESS: dict[type[Event], Callable[..., tuple[str, str] | None]] = {
     ToolProgress: _tool_progress,
     CustomEvent: _custom,
     ToolInDoubt: lambda event: (f"! {event.tool} was cut off, its outcome is unknown ({event.policy})", "magenta"),
-    McpServerFailed: lambda event: (f"! MCP server {event.server} can't be used: {event.error_message}", "yellow"),
+    McpServerFailed: lambda event: (f"! {event.error_message}", "yellow"),
     SessionCrashed: _crashed,
     SessionActivated: _activated,
     SessionMoved: lambda _: ("! the session goes on at another node", "magenta"),

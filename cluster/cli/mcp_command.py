@@ -16,7 +16,10 @@ from .command import Store, command, connected, errors
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Where the SDK refuses requests of other sites' pages by itself (DNS rebinding)."""
 
-EXTRA = "`understudy mcp` needs the official SDK of the protocol: pip install 'understudy[mcp]'"
+EXTRA = (
+    "`understudy mcp` needs the official SDK of the protocol: pip install 'understudy[mcp]', or in a checkout "
+    ".venv/bin/pip install '.[mcp]'"
+)
 
 
 @command

@@ -94,6 +94,9 @@ def _print(tool: ToolInfo) -> None:
     facts = [f"on_crash={tool.on_crash}", *(["approve"] if tool.approve else [])]
     facts += [f"timeout={tool.timeout:g} s"] if tool.timeout is not None else []
     facts += ["executed by its session"] if tool.in_session else []
+    facts += ["in the sandbox"] if tool.sandbox else []
+    needs = " ".join(f"{name}={amount:g}" for name, amount in tool.resources.items())
+    facts += [f"a Ray task with {needs}"] if needs else []
     console.print(f"[dim]{', '.join(facts)}[/dim]", soft_wrap=True)
     required = set(tool.parameters.get("required", ()))
     for name, schema in tool.parameters.get("properties", {}).items():

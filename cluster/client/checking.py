@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from understudy.actors.hooks import describe_hook
@@ -11,6 +12,7 @@ from understudy.actors.tools import TOOL_GROUPS, describe
 from understudy.commands import START_COMMAND
 from understudy.errors import InvalidSpec
 from understudy.spec import AgentSpec
+from understudy.tool_hosting import program_of
 
 from .compiling import by_value, function_problems
 from .extensions import had
@@ -62,6 +64,14 @@ def sandbox_for(spec: AgentSpec) -> str | None:
     needed = spec.sandbox.backend != "none" and any(map(_is_sandboxed, spec.tools))
     others = (sandbox_for(other) for other in (*spec.agents, *spec.handoffs) if not isinstance(other, str))
     return sandbox_here() if needed else next((found for found in others if found), None)
+
+
+def servers_missing(spec: AgentSpec) -> list[str]:
+    """The MCP servers of an agent, or of those that it names, whose program this machine does not have."""
+    path = os.environ.get("PATH")
+    found = [server for server in spec.mcp_servers if server.command and program_of(server.command, path) is None]
+    below = [servers_missing(other) for other in (*spec.agents, *spec.handoffs) if not isinstance(other, str)]
+    return [*(f"{server.name} ({server.command[0]})" for server in found), *(name for names in below for name in names)]
 
 
 def _is_sandboxed(tool: Any) -> bool:

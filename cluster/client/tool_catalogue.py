@@ -41,6 +41,8 @@ class ToolInfo:
         origin: `built-in`, or the distribution and version of its package.
         called: what the model calls it.
         in_session: only a session can execute it: with its sub-agents, its log, its people or its timers.
+        resources: what its process needs of a node, by Ray's names; empty if it has no process of its own.
+        sandbox: it runs in the agent's sandbox.
         members: of a group.
         problem: why it can't be had; then all below the origin is empty.
     """
@@ -54,6 +56,8 @@ class ToolInfo:
     timeout: float | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     in_session: bool = False
+    resources: dict[str, float] = field(default_factory=dict)
+    sandbox: bool = False
     members: tuple[str, ...] = ()
     problem: str = ""
 
@@ -83,7 +87,8 @@ def show_tool(name: str) -> ToolInfo:
     origin = BUILT_IN if builtin(spec) is not None else offered.origin if offered is not None else name
     return ToolInfo(
         name, origin, spec["name"], spec["description"], spec["on_crash"], spec.get("approve", False), spec["timeout"],
-        spec["parameters"], in_session=_needs_session(spec),
+        spec["parameters"], in_session=_needs_session(spec), resources=spec.get("task", {}),
+        sandbox=spec.get("sandbox", False),
     )  # fmt: skip
 
 

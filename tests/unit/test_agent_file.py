@@ -511,4 +511,9 @@ def test_checking_several_files(tmp_path: Path, module: str, monkeypatch: pytest
         assert "sandbox here: " in CliRunner().invoke(app, ["agents", "check", str(second)]).stdout, needs
     write(other, {"name": "b", "tools": ["bash"], "sandbox": "none"})
     assert "sandbox" not in check(str(second))[1]["files"][0]
+    servers = [{"name": "sh", "command": ["/bin/sh"]}, {"name": "no", "command": ["none-such"]}]
+    write(other, {"name": "b", "mcp_servers": servers})
+    code, found = check(str(second))
+    assert (code, found["files"][0]["missing_servers"]) == (0, ["no (none-such)"])
+    assert "without a program here: no (none-such)" in CliRunner().invoke(app, ["agents", "check", str(second)]).stdout
     assert f"{second}: 2 problems" in shown.stdout

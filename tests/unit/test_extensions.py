@@ -29,6 +29,10 @@ def search(words: str) -> str:
     "Search the archive."
     return f"found {words}"
 
+@tool(num_cpus=2, num_gpus=1)
+def heavy():
+    "Reckon."
+
 @hook("run_start")
 def audit(context):
     return None
@@ -173,6 +177,8 @@ def test_tools_are_listed(package: str) -> None:
     assert "Search the archive." in shown
     assert "words (string)" in shown
     assert CliRunner().invoke(app, ["tools", "show", "nothing"]).exit_code == 2
+    heavy = CliRunner().invoke(app, ["tools", "show", f"{package}:heavy"]).stdout
+    assert "a Ray task with num_cpus=2 GPU=1" in " ".join(heavy.split())
 
 
 def tried(*words: str) -> tuple[int, str]:
