@@ -15,7 +15,7 @@ _CONFINED = Confinement()
 
 
 class CommandRule(Strict):
-    """What is done about commands of `bash` that match a pattern.
+    """What is done about commands of `bash` and `start_command` that match a pattern.
 
     Attributes:
         command: a pattern as of file names, for one simple command with its arguments (`git push*`).
@@ -27,7 +27,7 @@ class CommandRule(Strict):
 
 
 class Sandbox(Strict):
-    """In what an agent's `bash` and its tools with `@tool(sandbox=True)` run (`docs/sandbox.md`).
+    """In what an agent's commands and its tools with `@tool(sandbox=True)` run (`docs/sandbox.md`).
 
     Attributes:
         backend: `bubblewrap` separates commands from the node, and they are refused where it does not work; so does
@@ -41,9 +41,9 @@ class Sandbox(Strict):
         temporary: bytes that /tmp and /dev/shm may hold each; both are empty when a command begins.
         output: bytes that are kept of a command's output: half from its beginning, half from its end.
         seconds: the longest time for one command.
-        rules: for commands of `bash`; the first one that matches a simple command counts, and without one it is
-            allowed. They are a guard against mistakes: what a shell does can't be seen from its text. The sandbox is
-            the boundary.
+        rules: for commands of `bash` and `start_command`; the first one that matches a simple command counts, and
+            without one it is allowed. They are a guard against mistakes: what a shell does can't be seen from its text.
+            The sandbox is the boundary.
     """
 
     backend: Literal["auto", "bubblewrap", "none"] = "auto"
