@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from subprocess import DEVNULL, PIPE
 
-from understudy.child_process import ChildProcess
+from understudy.child_process import ChildProcess, PipeReader
 
 TERMINATE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL for a command past its time."""
@@ -81,38 +81,30 @@ async def run(
     Raises:
         OSError: it can't be started.
     """
-    guard_read, guard_write = os.pipe()
-    output_read, output_write = os.pipe()
-    output = Output(kept)
-    transport: asyncio.BaseTransport | None = None
-    process: ChildProcess | None = None
-    try:
-        try:
-            stream = os.fdopen(output_read, "rb", buffering=0)
-            transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, stream)
-            process = await ChildProcess.start(
+    with ExitStack() as ours:
+        with ExitStack() as theirs:
+            guard_read, guard_write = os.pipe()
+            theirs.callback(os.close, guard_read)
+            ours.callback(os.close, guard_write)
+            output_read, output_write = os.pipe()
+            theirs.callback(os.close, output_write)
+            output = Output(kept)
+            ours.callback(PipeReader(output_read, output.take, output.set_closed).close)
+            process = ChildProcess(
                 guarded(command_line), stdin=DEVNULL if sent is None else PIPE, stdout=output_write, stderr=guard_read,
-                directory=directory, environment=environment, own_session=True,
+                directory=directory, environment=environment, own_session=True, ends_group=True,
             )  # fmt: skip
-        finally:
-            os.close(guard_read)
-            os.close(output_write)
-        if sent is not None and process.stdin is not None:
-            process.stdin.write(sent)
-            process.stdin.close()  # once it is written
+            ours.callback(process.close)
+        sending = asyncio.ensure_future(process.send(sent or b""))
+        ours.callback(sending.cancel)
         timed_out = await _finish(process, seconds)
         await asyncio.wait({output.closed}, timeout=DRAIN_SECONDS)
-    finally:
-        os.close(guard_write)
-        if process is not None:
-            process.close()
-        if transport is not None:
-            transport.close()
-    return Ended(process.returncode or 0, timed_out, output.kept(), output.left_out)
+    code = process.returncode
+    return Ended(-signal.SIGKILL if code is None else code, timed_out, output.kept(), output.left_out)
 
 
 async def _finish(process: ChildProcess, seconds: float | None) -> bool:
-    """Wait for the command and kill what is left of its group. Whether its time was over."""
+    """Wait for the command; nothing is left of its group. Whether its time was over."""
     try:
         await asyncio.wait_for(process.wait(), seconds)
     except TimeoutError:
@@ -121,19 +113,20 @@ async def _finish(process: ChildProcess, seconds: float | None) -> bool:
     except asyncio.CancelledError:
         await _terminate(process, CANCEL_GRACE)
         raise
-    finally:
-        _signal(process.pid, signal.SIGKILL)
     return False
 
 
 async def _terminate(process: ChildProcess, grace: float) -> None:
-    for group in (process.pid, *_sessions_below(process.pid)):
-        _signal(group, signal.SIGTERM)
+    groups = _sessions_below(process.pid)
+    process.signal_group(signal.SIGTERM)
+    for group in groups:
+        with suppress(ProcessLookupError, PermissionError):  # nothing is left of it
+            os.killpg(group, signal.SIGTERM)
     try:
         await asyncio.wait_for(process.wait(), grace)
     except TimeoutError:
-        _signal(process.pid, signal.SIGKILL)  # what ignores SIGTERM
-        with contextlib.suppress(TimeoutError):
+        process.signal_group(signal.SIGKILL)  # what ignores SIGTERM
+        with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), KILL_GRACE)
 
 
@@ -151,16 +144,14 @@ def _sessions_below(pid: int) -> list[int]:
     return found
 
 
-def _signal(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of the group
-        os.killpg(group, number)
+class Output:
+    """The beginning and the end of what a pipe brings, of any length, in bounded memory.
 
-
-class Output(asyncio.Protocol):
-    """The beginning and the end of a stream of any length, in bounded memory.
+    Args:
+        limit: bytes that are kept.
 
     Attributes:
-        closed: done when the stream has ended.
+        closed: done when the pipe has ended.
     """
 
     def __init__(self, limit: int) -> None:
@@ -170,7 +161,8 @@ class Output(asyncio.Protocol):
         self._tail = bytearray()
         self._total = 0
 
-    def data_received(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
+        """What has come."""
         self._total += len(data)
         space = self._half - len(self._head)
         self._head += data[:space]
@@ -178,7 +170,8 @@ class Output(asyncio.Protocol):
         if len(self._tail) > 2 * self._half:
             del self._tail[: -self._half]
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def set_closed(self) -> None:
+        """No more comes."""
         if not self.closed.done():
             self.closed.set_result(None)
 

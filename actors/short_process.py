@@ -32,16 +32,14 @@ async def output_of(
         ToolError: it took too long, or failed.
     """
     # -I: nothing is imported from the current directory, nor from where PYTHONPATH points.
-    process = await ChildProcess.start(
+    process = ChildProcess(
         (sys.executable, "-I", "-c", program), stdin=PIPE, stdout=PIPE, stderr=PIPE, directory="/",
         environment=environment,
     )  # fmt: skip
     try:
         output, errors = await process.communicate(request)
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
+        await process.end()
     if process.returncode == -signal.SIGALRM:
         raise ToolError(too_long)
     if process.returncode:

@@ -98,16 +98,14 @@ class LocalCommands:
             place.mkdir(mode=0o700)
         if (place / "begun").exists():
             return
-        runner = await ChildProcess.start(
+        runner = ChildProcess(
             (sys.executable, "-I", "-S", str(RUNNER), str(place), json.dumps(self._limits)), stdin=PIPE,
             stdout=DEVNULL, stderr=PIPE, environment=TIDY_ENVIRONMENT, own_session=True,
         )  # fmt: skip
         try:
             _, said = await asyncio.wait_for(runner.communicate(msgspec.json.encode(process)), START_SECONDS)
         except TimeoutError:
-            runner.kill()
-            await runner.wait()
-            runner.close()
+            await runner.end()
             raise OSError("its runner did not start in time") from None
         if runner.returncode:
             raise OSError(f"its runner failed: {said.decode(errors='replace').strip()[-500:]}")

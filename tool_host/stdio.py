@@ -61,14 +61,15 @@ class Errors:
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-KEPT_ERRORS:]
             for line in lines:
-                self._take(line.decode(errors="replace"))
-        self._take(rest.decode(errors="replace"))
+                self.add(line.decode(errors="replace"))
+        self.add(rest.decode(errors="replace"))
 
     def tail(self) -> str:
         """The end of what it has written."""
         return redacted(self._tail).strip()
 
-    def _take(self, line: str) -> None:
+    def add(self, line: str) -> None:
+        """One more line that its users may want to see."""
         if not line.strip():
             return
         self._tail = f"{self._tail}{line}\n"[-KEPT_ERRORS:]
@@ -114,14 +115,13 @@ class ServerProcess:
     def kill(self) -> None:
         """End it at once; whoever waits for it hears that it has ended."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.signal_group(signal.SIGKILL)
 
     @contextlib.asynccontextmanager
     async def _streams(self) -> AsyncIterator[Any]:
         guard_read, guard_write = os.pipe()
         try:
-            process = await self._start(guard_read)
+            process = self._start(guard_read)
         except BaseException:
             os.close(guard_write)
             raise
@@ -133,32 +133,33 @@ class ServerProcess:
         reading = asyncio.ensure_future(self._read(process, incoming))
         writing = asyncio.ensure_future(self._write(process, outgoing))
         errors = asyncio.ensure_future(self.errors.read(process.stderr))
+        watching = asyncio.ensure_future(self._watch(process, reading))
         try:
             yield received, sending
         finally:
             try:
                 await self._end(process)
             finally:
-                self.kill()  # what is left of its group
+                self.kill()
                 os.close(guard_write)
-                for task in (reading, writing, errors):
+                for task in (reading, writing, errors, watching):
                     task.cancel()
-                await asyncio.gather(reading, writing, errors, return_exceptions=True)
+                await asyncio.gather(reading, writing, errors, watching, return_exceptions=True)
                 for stream in (incoming, received, sending, outgoing):
                     stream.close()
-                process.close()
+                process.close()  # a child of the server may keep pipes open
 
-    async def _start(self, guard: int) -> ChildProcess:
+    def _start(self, guard: int) -> ChildProcess:
         """Start the process. Raises `OSError` if it can't be."""
         path = self._environment.get("PATH")
         program = program_of(self._command, path)
         if program is None:
             raise FileNotFoundError(f"there is no program {self._command[0]!r} on this node")
         # A workspace that this node does not have is an error of this, which names it.
-        self._process = await ChildProcess.start(
+        self._process = ChildProcess(
             ("/bin/sh", "-c", _GUARDED, str(guard), program, *self._command[1:]), stdin=PIPE, stdout=PIPE, stderr=PIPE,
             environment={**self._environment, "PATH": search_path(path)}, directory=self._directory, passed=(guard,),
-            own_session=True, line_limit=LONGEST_MESSAGE,
+            own_session=True, ends_group=True, line_limit=LONGEST_MESSAGE,
         )  # fmt: skip
         return self._process
 
@@ -173,7 +174,9 @@ class ServerProcess:
                         try:
                             message: Any = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
                         except ValueError:
-                            log.warning("MCP server %s wrote what is no message to its standard output", self._name)
+                            said = line[:LONGEST_LINE].decode(errors="replace")
+                            self.errors.add(f"no message on its standard output: {said}")
+                            await asyncio.sleep(0)  # a flood of these is in the reader: others have their turn
                             continue
                     else:
                         message = SessionMessage(line)
@@ -182,6 +185,12 @@ class ServerProcess:
             pass  # nobody listens any more
         finally:
             self._ended()
+
+    async def _watch(self, process: ChildProcess, reading: asyncio.Future[None]) -> None:
+        """Notice that it has died, even if another process has its output: of what it wrote, all is read first."""
+        await process.wait()
+        await asyncio.wait({reading}, timeout=CLOSE_SECONDS)
+        self._ended()
 
     async def _line(self, stream: asyncio.StreamReader) -> bytes | JSONRPCError:
         """The next line; empty at the end. Of one that is too long an error stands in the place."""
@@ -216,21 +225,18 @@ class ServerProcess:
             async with outgoing:
                 async for one in outgoing:
                     text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
-                    process.stdin.write(text.encode() + b"\n")
-                    await process.stdin.drain()
+                    await process.stdin.write(text.encode() + b"\n")
         except (OSError, anyio.ClosedResourceError):
             self._ended()
 
     async def _end(self, process: ChildProcess) -> None:
         """Have it end: by the end of its input, then by SIGTERM, then by SIGKILL."""
         assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if await _has_ended(process):
                 return
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
+            process.signal_group(number)
         await _has_ended(process)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import signal
 import socket
 import sys
@@ -62,9 +61,7 @@ class FrameProcess:
 
     async def kill(self) -> None:
         """SIGKILL, also of what its tools started in its process group."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self._process.signal_group(signal.SIGKILL)
         await self._process.wait()
 
     async def bury(self) -> None:
@@ -122,13 +119,20 @@ class FrameProcesses:
 
     async def _start(self) -> FrameProcess:
         ours, theirs = socket.socketpair()
-        with theirs, self._log.open("ab") as log:
-            process = await ChildProcess.start(
-                (sys.executable, "-P", "-c", START, str(theirs.fileno()), str(self._directory)),
-                passed=(theirs.fileno(),), stdin=DEVNULL, stdout=log, stderr=log, environment=self._environment,
-                own_session=True,  # a terminal's Ctrl-C is not for it
-            )  # fmt: skip
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_LIMIT)
+        process: ChildProcess | None = None
+        try:
+            with theirs, self._log.open("ab") as log:
+                process = ChildProcess(
+                    (sys.executable, "-P", "-c", START, str(theirs.fileno()), str(self._directory)),
+                    passed=(theirs.fileno(),), stdin=DEVNULL, stdout=log, stderr=log, environment=self._environment,
+                    own_session=True, ends_group=True,  # a terminal's Ctrl-C is not for it
+                )  # fmt: skip
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_LIMIT)
+        except BaseException:
+            ours.close()
+            if process is not None:
+                await process.end()
+            raise
         found = FrameProcess(f"frame-{next(self._numbers)}", process, reader, writer)
         self._alive.add(found)
         try:

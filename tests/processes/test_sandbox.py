@@ -79,7 +79,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     unnamed.bind(f"\0{abstract}")
     for one in (named, unnamed):
         one.listen()
-    log = os.open(outside / "log", os.O_CREAT | os.O_RDWR)
+    log = os.open(tmp_path / "log", os.O_CREAT | os.O_RDWR)
     os.set_inheritable(log, True)
     libc, key = ctypes.CDLL(None), os.getpid() + 0x10000000
     shared = libc.shmget(key, 4096, 0o1666)

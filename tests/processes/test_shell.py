@@ -136,7 +136,7 @@ class TestOutput:
             output = guarded.Output(2 * HALF)
             data = bytes(97 + number % 26 for number in range(total))
             for start in range(0, total, chunk):
-                output.data_received(data[start : start + chunk])
+                output.take(data[start : start + chunk])
                 assert len(output._tail) <= 2 * HALF
             return _text(guarded.Ended(0, False, output.kept(), output.left_out))
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from understudy.actors import files, workspace
+from understudy.actors import files, short_process, workspace
 from understudy.actors.execution import MAX_RESULT_CHARACTERS
 from understudy.actors.files import edit_file, glob, grep, read_file, write_file
 from understudy.actors.tools import ToolContext
@@ -411,14 +411,13 @@ class TestGrep:
         """Cancelling ends the searching process before the cancellation is reported."""
         (root / "evil.txt").write_text("a" * 60 + "!\n")
         started: asyncio.Future[ChildProcess] = asyncio.get_running_loop().create_future()
-        create = ChildProcess.start
 
-        async def recorded(*arguments: Any, **options: Any) -> ChildProcess:
-            process = await create(*arguments, **options)
+        def recorded(*arguments: Any, **options: Any) -> ChildProcess:
+            process = ChildProcess(*arguments, **options)
             started.set_result(process)
             return process
 
-        monkeypatch.setattr(ChildProcess, "start", recorded)
+        monkeypatch.setattr(short_process, "ChildProcess", recorded)
         search = asyncio.create_task(grep("(a|a)+$", context))
         process = await started
         search.cancel()
