@@ -19,6 +19,7 @@ from understudy.confinement import Confinement
 from understudy.errors import InvalidConfiguration, ToolError
 
 from .guarded import Ended, run
+from .system_calls import filter_file
 
 PROBE_SECONDS = 10
 
@@ -39,6 +40,12 @@ STANDARD_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 NOBODY = 65534
 """The user that a command of root's believes to be: programs do for root what is not permitted here."""
+
+FILTERED = """
+exec 9<"$0"
+exec "$@"
+"""
+"""bubblewrap takes the filter of system calls from a descriptor; the command does not have it."""
 
 LIMITED = """
 { ulimit -c 0; ulimit -v "$1"; ulimit -f "$2"; [ -z "$3" ] || ulimit -u "$3"; } 2>/dev/null
@@ -111,8 +118,9 @@ class Bubblewrap:
             raise ToolError("the workspace of this agent is the root directory, which no sandbox can confine it to")
         user, group = (os.getuid() or NOBODY, os.getgid() or NOBODY)
         temporary = ("--size", f"{confinement.temporary}", "--tmpfs")
+        program, calls = shutil.which("bwrap") or "bwrap", filter_file()
         line = [
-            shutil.which("bwrap") or "bwrap",
+            *(("/bin/sh", "-c", FILTERED, str(calls), program, "--seccomp", "9") if calls is not None else (program,)),
             "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
             *(() if confinement.network else ("--unshare-net",)),
             # The guard's session has no terminal; a session of its own keeps `kill 0` from the guard.

@@ -101,6 +101,11 @@ PYTHON = {
     "ports of the machine": "call(173, 0x80, 1, 1) == 0 and escaped()",
     "a very long path": "[(os.mkdir('d' * 200), os.chdir('d' * 200)) for _ in range(60)]; os.chdir('../' * 90); "
     "os.path.exists('outside') and escaped()",
+    "a key for other commands": "call(248, b'user', b'planted', b'x', 1, -3) >= 0 and escaped()",
+    "the keys of the session": "[call(250, 0, ring, 0) >= 0 and escaped() for ring in (-3, -4, -5)]",
+    "keys by short pointers": "call(0x40000000 | 250, 0, -3, 0) >= 0 and escaped()",
+    "what a virtual machine runs on": "socket.socket(socket.AF_VSOCK); escaped()",
+    "a ring of calls": "call(425, 4, ctypes.create_string_buffer(120)) >= 0 and escaped()",
     "limits of others": "resource.prlimit({pid}, resource.RLIMIT_NOFILE); escaped()",
 }
 """By Python, each in a process of its own; numbers are those of x86-64's calls."""

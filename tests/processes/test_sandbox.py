@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from understudy.actors import guarded, sandbox
 from understudy.actors.files import edit_file, glob, grep, read_file, write_file
 from understudy.actors.sandbox import Bubblewrap, Plain, backend_of, bubblewrap_problem, sandbox_here
 from understudy.actors.shell import bash
+from understudy.actors.system_calls import ARCHITECTURES, program
 from understudy.actors.tools import ToolContext
 from understudy.confinement import Confinement
 from understudy.errors import ToolError
@@ -117,6 +119,12 @@ def escapes(told: str, names: Iterable[str]) -> list[str]:
     parts = re.split(rf"(?:^|\n)({'|'.join(map(re.escape, expected))}):", told)
     assert parts[1::2] == expected
     return [name for name, text in zip(parts[1::2], parts[2::2], strict=True) if ESCAPED.search(text)]
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_the_filter_is_what_its_rules_say(machine: str) -> None:
+    """The files that are installed are those that the rules make."""
+    assert files("understudy.actors").joinpath(f"system_calls.{machine}.bpf").read_bytes() == program(machine)
 
 
 class TestAttempts:
