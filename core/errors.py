@@ -32,8 +32,9 @@ class UnderstudyError(Exception):
 
     def __str__(self) -> str:
         where = f" (session {self.session_id})" if self.session_id else ""
-        hint = f" {self.hint}" if self.hint else ""
-        return f"[{self.code}] {self.message}{where}{hint}"
+        said = f"[{self.code}] {self.message}{where}"
+        stop = "" if said.endswith((".", "!", "?", ":")) else "."
+        return f"{said}{stop} {self.hint}" if self.hint else said
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), session_id=self.session_id, details=self.details), (self.message,)

@@ -59,7 +59,9 @@ def list_(
 @app.command()
 @command
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="agent.md, .toml or .json, one or several.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="agent.md, .toml or .json, or a directory of such files.")
+    ],
     json: Json = False,
 ) -> int:
     """Check agents' files: every problem of every file, with its field, and in markdown with its line.
@@ -68,12 +70,19 @@ def check(
 
     \b
     understudy agents check agent.toml
-    understudy agents check agents/*
+    understudy agents check agents/
     understudy agents check agent.toml --json
 
     Exit codes: 0 all can be used, 1 one can't, 2 wrong usage.
     """
-    checked = [_checked(file) for file in files]
+    from ..client.agent_listing import list_agents
+
+    checked = []
+    for file in files:
+        found = [file / agent.file for agent in list_agents(file)] if file.is_dir() else [file]
+        if not found:
+            raise InvalidInput(f"there are no agents in {file}")
+        checked += [_checked(each) for each in found]
     ok = not any(item["problems"] for item in checked)
     if json:
         print_json({"ok": ok, "files": checked})

@@ -179,7 +179,7 @@ class Following:
                     return None
                 if until is not None and time.monotonic() >= until:
                     raise DeadlineExceeded(
-                        f"run {self.run.run_id} has not ended after {timeout:g} s; it goes on",
+                        f"run {self.run.run_id} has not ended after {timeout:g} s; it goes on{self._obstacle()}",
                         session_id=self.session.id,
                     ) from None
                 continue
@@ -194,6 +194,14 @@ class Following:
                 self._looks = True
                 patience = SOON_SECONDS if isinstance(event, InputRequested) else patience
             self._show(event)
+
+    def _obstacle(self) -> str:
+        """Why the session does not run, if that is known; empty otherwise."""
+        try:
+            error = self.session.info().error
+        except UnderstudyError:
+            return ""
+        return f", once it can: {error['message']}" if error is not None else ""
 
     def _news(self) -> queue.SimpleQueue[Event | BaseException | None]:
         """The run's events, read in a thread: the terminal's is interrupted, has a deadline, and asks people."""

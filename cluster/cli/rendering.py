@@ -87,6 +87,8 @@ def print_sessions(sessions: list[SessionInfo], services: list[ServiceInfo], *, 
         console.print(table)
         for info in sessions:
             print_pending(info.id, info.pending, console)
+            if info.error is not None:
+                console.print(f"[red]{info.id}: {escape(info.error['message'])}[/red]", soft_wrap=True)
     else:
         console.print("no session has work to do (--all lists every one)" if live_only else "no sessions yet")
     counts: dict[str, int] = {}

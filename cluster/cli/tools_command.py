@@ -50,11 +50,13 @@ def tools(context: typer.Context, json: Json = False) -> None:
     understudy tools try grep '{"pattern": "TODO"}' --workspace .
     """
     if context.invoked_subcommand is None:
-        _list(json=json)
+        list_(json=json)
 
 
+@app.command("list")
 @command
-def _list(*, json: bool) -> int:
+def list_(json: Json = False) -> int:
+    """List groups, built-in tools and those of installed packages, as `understudy tools` does."""
     from ..client.tool_catalogue import list_tools
 
     found = list_tools()

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
-from understudy.errors import DeadlineExceeded, RunFailed, StoreUnreachable
+from understudy.errors import DeadlineExceeded, RunFailed, StoreUnreachable, UnderstudyError
 from understudy.events import Event, ModelCallCompleted, RunFinished
 from understudy.messages import Message
-from understudy.reads import RunRecord
+from understudy.reads import RunRecord, SessionRecord
 from understudy.records import RUN_STATUSES
 
 from . import background
@@ -19,6 +19,9 @@ from .results import RunResult
 from .streaming import Streaming
 
 STORE_PAUSE_SECONDS = 0.5
+OBSTACLE_SECONDS = 2.0
+"""Whoever has waited in vain waits so long at most to hear why."""
+
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 20.0, 120.0
 """Whoever waits for a run's end looks in the store after so long, later less often: other clusters tell nobody here."""
 
@@ -101,13 +104,23 @@ class Run:
             except StoreUnreachable:
                 await asyncio.sleep(STORE_PAUSE_SECONDS)
 
+    async def _obstacle(self) -> str:
+        """Why the session does not run, if that is known; empty otherwise."""
+        try:
+            async with asyncio.timeout(OBSTACLE_SECONDS):
+                session = await self._connection.read(SessionRecord, "info", self.session_id)
+        except (TimeoutError, UnderstudyError):
+            return ""
+        return f": {session.error['message']}" if session.error is not None else ""
+
     async def _result(self, timeout: float | None, check: bool) -> RunResult:
         try:
             async with asyncio.timeout(timeout):
                 row = await self._ended()
         except TimeoutError:
+            obstacle = await self._obstacle()
             raise DeadlineExceeded(
-                f"run {self.run_id} has not ended after {timeout:g} s", session_id=self.session_id
+                f"run {self.run_id} has not ended after {timeout:g} s{obstacle}", session_id=self.session_id
             ) from None
         result = RunResult.of(row, self._output_type)
         if check and not result.ok:

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from understudy import Cluster, tool
+from understudy.errors import DeadlineExceeded
 from understudy.events import SessionCreated
 from understudy.testing.offline import OfflineServer
 
@@ -268,6 +269,8 @@ def test_where_sessions_run(ray_cluster: str, tmp_path: Path) -> None:
         waits = greedy.send(call("where"))
         wait_until(lambda: greedy.info().error, "it is told why it waits")
         assert (greedy.info().error or {})["code"] == "unschedulable"
+        with pytest.raises(DeadlineExceeded, match=r"has not ended after 0\.1 s: .*no-such-thing"):
+            waits.result(0.1)
         wishes = {"runtime_env": {"env_vars": {"FLAVOR": "mint"}}, "resources": {"num_cpus": 0.25}}
         placed = stage.spawn(tools=[where], **wishes)
         (tmp_path / "hold").touch()

@@ -516,4 +516,6 @@ def test_checking_several_files(tmp_path: Path, module: str, monkeypatch: pytest
     code, found = check(str(second))
     assert (code, found["files"][0]["missing_servers"]) == (0, ["no (none-such)"])
     assert "without a program here: no (none-such)" in CliRunner().invoke(app, ["agents", "check", str(second)]).stdout
+    code, found = check(str(other))
+    assert (code, [item["file"] for item in found["files"]]) == (0, [str(second)])
     assert f"{second}: 2 problems" in shown.stdout

@@ -26,6 +26,10 @@ class Connection:
         self.queue = asyncio.Queue[Any]()
         self.follower = SimpleNamespace(follow=self.follow)
 
+    async def read(self, *_arguments: Any) -> Any:
+        """What the session waits for."""
+        return SimpleNamespace(error={"message": "no node has a GPU"})
+
     @asynccontextmanager
     async def follow(self, _session_id: str, **_options: Any) -> AsyncIterator[Any]:
         yield SimpleNamespace(queue=self.queue)
@@ -43,5 +47,5 @@ async def test_a_time_out_holds_although_another_run_ends_at_that_moment(early: 
             SECONDS - early, connection.queue.put_nowait, ("event", ended, run_record(run_id="before"))
         )
         async with asyncio.timeout(10):
-            with pytest.raises(DeadlineExceeded):
+            with pytest.raises(DeadlineExceeded, match=r"has not ended after 0\.02 s: no node has a GPU"):
                 await run._result(SECONDS, check=False)
