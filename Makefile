@@ -22,7 +22,7 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3 python; d
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST)
 
-install: $(VENV)/installed ## .venv with the command `understudy`
+install: $(VENV)/installed$(addprefix -,$(EXTRAS)) ## .venv with the command `understudy`; EXTRAS=mcp: for MCP as well
 
 demo: $(VENV)/installed ## agents at work, some of them killed on the way; needs no key
 	$(BIN)/python -P -m understudy.examples.survey --chaos 2
@@ -62,6 +62,6 @@ $(VENV)/installed: $(VENV)/created $(SOURCES)
 	$(call install,.)
 	@touch $@
 
-$(VENV)/installed-dev: $(VENV)/created $(SOURCES)
-	$(call install,.[dev])
+$(VENV)/installed-%: $(VENV)/created $(SOURCES)
+	$(call install,.[$*])
 	@touch $(VENV)/installed $@

@@ -46,7 +46,7 @@ class Image:
     def __post_init__(self) -> None:
         _check(self.data, self.name)
         if not self.media_type:
-            raise InvalidInput("this is no PNG, JPEG, GIF or WebP: convert it into one of them.")
+            raise InvalidInput(f"{self.name or 'this'} is no PNG, JPEG, GIF or WebP: convert it into one of them.")
 
     @property
     def media_type(self) -> str:
@@ -78,7 +78,7 @@ class File:
     def __post_init__(self) -> None:
         _check(self.data, self.name)
         if not self.data.startswith(b"%PDF-"):
-            raise InvalidInput("this is no PDF: give the text of other files as text.")
+            raise InvalidInput(f"{self.name or 'this'} is no PDF: give the text of other files as text.")
 
     @property
     def media_type(self) -> str:

@@ -23,7 +23,10 @@ NEEDED = re.compile(
 )
 """Variables that tools get without being asked; not if such a one looks like a secret."""
 
-HINT = "Start Ray on each node (or `understudy certify`) with them, or take them out of the spec's `environment`."
+HINT = (
+    "Start Ray on each node (or `understudy certify`) with them, or take them out of the spec's `environment`. A Ray "
+    "that Understudy has started has none of them: end it by `understudy down`, and start one by `ray start --head`."
+)
 
 
 def for_tools(environ: Mapping[str, str], named: Collection[str]) -> dict[str, str]:

@@ -49,7 +49,7 @@ LOOK_SECONDS = 10.0
 
 MISSING = (
     "MCP servers need the package `mcp`, which is not installed on this node: pip install 'understudy[mcp]' there, or "
-    "in a checkout .venv/bin/pip install '.[mcp]'."
+    "in a checkout `make install EXTRAS=mcp`."
 )
 
 

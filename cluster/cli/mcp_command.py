@@ -18,7 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 EXTRA = (
     "`understudy mcp` needs the official SDK of the protocol: pip install 'understudy[mcp]', or in a checkout "
-    ".venv/bin/pip install '.[mcp]'"
+    "`make install EXTRAS=mcp`"
 )
 
 
