@@ -14,6 +14,7 @@ from understudy.actors.execution import Outcome, bind, execute
 from understudy.actors.skills import Skills, described
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, ToolContext, builtin, describe, load, tool_names
 from understudy.actors.web_rules import WebRules
+from understudy.commands import READ_COMMAND, START_COMMAND
 from understudy.confinement import confinement_of
 from understudy.errors import InvalidInput, ToolError
 from understudy.identifiers import new_identifier
@@ -152,9 +153,9 @@ def try_tool(
 
 
 def _needs_session(spec: dict[str, Any]) -> bool:
-    """Whether the session loop executes a tool, or hands its calls over."""
+    """Whether the session loop executes a tool, or hands its calls over, or its commands are the session's."""
     name = builtin(spec)
-    return name is not None and name not in BUILTIN_TOOLS
+    return name is not None and (name not in BUILTIN_TOOLS or name in (START_COMMAND, READ_COMMAND))
 
 
 class _Kept:
