@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from understudy.approvals import result_of
-from understudy.messages import INTERRUPTED
+from understudy.messages import AGENT_PROCESS, interrupted
 from understudy.records import CallState
 
-from .asking import began
+from .asking import IN_DOUBT, began
 from .execution import Outcome, now
 
 
-def without_result(call: CallState) -> Outcome:
+def without_result(call: CallState, died: str = AGENT_PROCESS) -> Outcome:
     """What is said of a call whose run ends first. One that a process had begun which died is in doubt, not cancelled:
-    nobody knows what became of it."""
-    asks_under_way = call.question == "in_doubt" or (call.state == "asked" and call.executions > 0)
+    nobody knows what became of it.
+
+    Args:
+        died: which process that was.
+    """
+    asks_under_way = call.question == IN_DOUBT or (call.state == "asked" and call.executions > 0)
     if (call.state == "started" and call.child_id is None) or asks_under_way:
         since = call.updated_at or now()
-        return Outcome("interrupted", INTERRUPTED, max(0, now() - since), since)
+        return Outcome("interrupted", interrupted(died), max(0, now() - since), since)
     return Outcome("cancelled", "cancelled")
 
 

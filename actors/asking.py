@@ -21,6 +21,9 @@ REQUEST_USER_INPUT = "request_user_input"
 QUESTION = "question"
 """The kind of its questions."""
 
+IN_DOUBT = "in_doubt"
+"""The kind of those about calls that had started when a process died that was at them."""
+
 SHOWN_ARGUMENTS = 2_000
 """Characters of a call's arguments that a person is shown."""
 
@@ -79,13 +82,13 @@ def shown(arguments: str) -> str:
     return arguments if len(arguments) <= SHOWN_ARGUMENTS else f"{arguments[:SHOWN_ARGUMENTS]}…"
 
 
-def ask_about(call: CallState) -> Ask:
-    """The question about a call that had started when its process died."""
+def ask_about(call: CallState, died: str) -> Ask:
+    """The question about a call that had started when a process died that was at it."""
     prompt = (
-        f"The agent's process died while {call.tool} ran with {shown(call.arguments)}; whether it had its effect is "
-        "unknown. Say what its result is, that it failed, or that it shall run again."
+        f"{died[0].upper()}{died[1:]} died while {call.tool} ran with {shown(call.arguments)}; whether it had its "
+        "effect is unknown. Say what its result is, that it failed, or that it shall run again."
     )
-    return Ask(call.call_id, "in_doubt", prompt, (), call.executions)
+    return Ask(call.call_id, IN_DOUBT, prompt, (), call.executions)
 
 
 def ask_for_server(call: CallState, asked: Elicitation) -> Ask:

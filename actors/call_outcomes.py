@@ -17,22 +17,23 @@ from understudy.errors import ToolError
 from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier
 from understudy.logs import about
+from understudy.messages import AGENT_PROCESS, GIVEN_UP, interrupted
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
 from understudy.tool_hosting import Elicitation
 
 from .answers import outcome_of, without_result
 from .approval import Permitted, as_edited, by_rules, permit, with_edit, with_time_out
-from .asking import QUESTION, answer_for_server, answer_to, ask_about, ask_for_server
+from .asking import IN_DOUBT, QUESTION, answer_for_server, answer_to, ask_about, ask_for_server
 from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import wanted_by
-from .execution import Outcome, bind, execute, may_go_on, presentable, reconcile, reconcile_failed
+from .execution import Outcome, bind, execute, may_go_on, now, presentable, reconcile, reconcile_failed
 from .handoffs import handed_off, is_handoff
 from .hooks import Hooks, arguments_of
 from .parameters import SkillFiles
 from .reports import CallReports, Reports
-from .servers import DIED, FRAME_SECONDS, MOST_ATTEMPTS, Servers, is_of_server
-from .task_calls import LOST, MOST_LOST, TaskCalls, begun, is_task, unloaded
+from .servers import FRAME_SECONDS, MOST_ATTEMPTS, SERVER_PROCESS, Servers, is_of_server
+from .task_calls import LOST, MOST_LOST, TASK_PROCESS, TaskCalls, begun, is_task, unloaded
 from .tools import LoadedTool, ToolContext
 from .window import Window
 
@@ -80,6 +81,7 @@ class CallOutcomes:
         self._tasks = tasks
         self._commands = commands
         self._servers = servers
+        self._since: dict[str, tuple[int, int]] = {}  # when calls were last begun here, and how often by then
         self._told = {item.id for item in window.inbox}
         self._unrecorded: list[Callable[[], None]] = []
 
@@ -101,10 +103,12 @@ class CallOutcomes:
         spec = self._window.tools.get(call.tool)
         if call.state == "asked" and call.executions and spec is not None and is_of_server(spec):
             await self._servers.give_up(call, spec)
-        ended, executions, item = self.ended.get(call.call_id) or self._left(call, known)
+        ended, executions, item = self.ended.get(call.call_id) or self._left(call, spec, known)
         await self.conclude(call, ended, executions=executions, item=item)
 
-    def _left(self, call: CallState, known: dict[str, Outcome]) -> tuple[Outcome, int, InboxItem | None]:
+    def _left(
+        self, call: CallState, spec: dict[str, Any] | None, known: dict[str, Outcome]
+    ) -> tuple[Outcome, int, InboxItem | None]:
         """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
         if call.state == "requested" and call.call_id in known:
             return known[call.call_id], call.executions, None
@@ -113,9 +117,21 @@ class CallOutcomes:
         if answered is not None:
             return answered, call.executions, item
         begun = self.begun.get(call.call_id)
-        if begun is not None and may_go_on(begun):
-            return Outcome("interrupted", GOES_ON), call.executions + 1, None
-        return without_result(call), call.executions, None
+        since, executions = self._since.get(call.call_id, (call.updated_at or now(), call.executions))
+        goes_on = begun is not None and may_go_on(begun)
+        if goes_on or self._is_left_to_server(call, spec):
+            outcome = Outcome("interrupted", GOES_ON if goes_on else GIVEN_UP, max(0, now() - since), since)
+            return outcome, executions, None
+        return without_result(call, _died_at(call, spec)), call.executions, None
+
+    def _is_left_to_server(self, call: CallState, spec: dict[str, Any] | None) -> bool:
+        """Whether a server was at a call that is given up, which may have had its effect."""
+        if spec is None or not is_of_server(spec):
+            return False
+        begun = self.begun.get(call.call_id)
+        if begun is not None:
+            return (begun.cancelled() or call.call_id in self.asked) and spec["on_crash"] != "rerun"
+        return call.state == "asked" and call.executions > 0 and call.question == QUESTION
 
     def answer_to(self, call: CallState) -> InboxItem | None:
         """The answer to a call, if it has come with all that follows from it: the record of a decision that is to be
@@ -129,24 +145,25 @@ class CallOutcomes:
             outcome = None
             if _may_go_on_elsewhere(call, spec):
                 outcome = await self._elsewhere(call, partial(self._tasks.attach, spec, self._context(call)))
-            item = self.answer_to(call) if call.state in ("asked", "waiting") else None
+            died, item = AGENT_PROCESS, self.answer_to(call) if call.state in ("asked", "waiting") else None
             said = answer_for_server(item.payload) if item is not None else None
             if is_of_server(spec) and (call.state == "started" or said is not None):
                 self._patience.expect(time.monotonic() + (spec["timeout"] or 0.0) + FRAME_SECONDS)
                 held = await self._servers.held(call, spec, said)
                 if said is not None:  # from here on it is a call that has started, as any other
                     call = replace(call, state="started", executions=call.executions - 1, question="")
+                    died = SERVER_PROCESS
                 if isinstance(held, Elicitation):
                     self._ask_for_server(call, held, call.executions + 1, item)
                     return None
                 outcome = held
             if call.state == "started" and outcome is None and spec["on_crash"] == "ask":
-                self._ask_in_doubt(call, item)
+                self._ask_in_doubt(call, died, item)
                 return None
             if call.state == "started" and outcome is not None:
                 return await self.conclude(call, outcome, executions=call.executions + 1, item=item)
             if call.state == "started":
-                outcome = await self._in_doubt(call, spec)
+                outcome = await self._in_doubt(call, spec, died)
             elif item is not None:
                 outcome = outcome_of(call, item.payload)
             permitted = outcome or await self._permit(call, spec)
@@ -167,11 +184,11 @@ class CallOutcomes:
             return None
         return found
 
-    def _ask_in_doubt(self, call: CallState, item: InboxItem | None = None) -> None:
+    def _ask_in_doubt(self, call: CallState, died: str, item: InboxItem | None = None) -> None:
         if item is not None:
             self._commits.draft.inbox_done.append(item.id)
         self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy="ask"))
-        self._ask(ask_about(call))
+        self._ask(ask_about(call, died))
 
     def _ask_for_server(self, call: CallState, asked: Elicitation, executions: int, item: InboxItem | None) -> None:
         """Ask a person what the server of a call asks. One commit has that and the answer before it is done with: until
@@ -219,22 +236,23 @@ class CallOutcomes:
                 if self._window.stops:
                     return Outcome("cancelled", "cancelled")
             self._patience.expect(time.monotonic() + timeout)
+            self._since[call.call_id] = now(), executions + 1
             ids = {"run_id": self._window.run_id or "", "trace_id": self._window.trace_id}
             with about(**ids, span_id=tool_span_identifier(self._window.session_id, call.call_id)):
-                outcome = await execute(loaded, keywords, timeout, before, begun)
-            if outcome is None:
+                ran = await execute(loaded, keywords, timeout, before, begun)
+            if ran is None:
                 continue
             executions += 1
-            answered = self._servers.answered(call, outcome)
+            answered = self._servers.answered(call, ran)
             if isinstance(answered, Elicitation):
                 self._ask_for_server(call, answered, executions, None)
                 return None
             outcome = answered
             if outcome is None:
                 if spec["on_crash"] == "ask":
-                    self._ask_in_doubt(replace(call, state="started", executions=executions))
+                    self._ask_in_doubt(replace(call, state="started", executions=executions), SERVER_PROCESS)
                     return None
-                outcome = self._died(call, spec, executions)
+                outcome = self._died(call, spec, executions, ran)
                 loaded = loaded if outcome is not None else await self._servers.load(call, spec)
         self.leave = self.leave or outcome.stuck_thread
         return await self.conclude(call, outcome, executions=executions)
@@ -244,13 +262,13 @@ class CallOutcomes:
         self._commits.draft.inbox_done.append(item.id)
         self.again.add(call.call_id)
 
-    def _died(self, call: CallState, spec: dict[str, Any], executions: int) -> Outcome | None:
+    def _died(self, call: CallState, spec: dict[str, Any], executions: int, ran: Outcome) -> Outcome | None:
         """What is said of a call whose server has died; None to make it again."""
         policy = spec["on_crash"]
         self._commits.draft.entries.append(ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy))
         if policy == "rerun" and executions - call.executions < MOST_ATTEMPTS:
             return None
-        return Outcome("interrupted", DIED)
+        return Outcome("interrupted", interrupted(SERVER_PROCESS), ran.duration, ran.started_at)
 
     async def _execute_elsewhere(
         self, call: CallState, arguments: str, spec: dict[str, Any], item: InboxItem | None
@@ -269,11 +287,12 @@ class CallOutcomes:
                 await self._fence(call, ToolStarted(call_id=call.call_id, tool=call.tool))
                 if self._window.stops:
                     return Outcome("cancelled", "cancelled")
+            since = now()
             outcome = await self._elsewhere(call, partial(self._tasks.run, spec, context, arguments, service))
             if outcome is not None:
                 return await self.conclude(call, outcome, executions=call.executions + 1)
             if spec["on_crash"] != "rerun":
-                return await self._lost_elsewhere(begun(call), spec)
+                return await self._lost_elsewhere(begun(call, since), spec)
             await self._commits.flush()  # what follows in the log is the next process's
             if self._window.stops:
                 return Outcome("cancelled", "cancelled")
@@ -291,9 +310,9 @@ class CallOutcomes:
     async def _lost_elsewhere(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
         """A call is in doubt since its process died, not this one; None if a person is asked."""
         if spec["on_crash"] == "ask":
-            self._ask_in_doubt(call)
+            self._ask_in_doubt(call, TASK_PROCESS)
             return None
-        found = await self._in_doubt(call, spec)
+        found = await self._in_doubt(call, spec, TASK_PROCESS)
         return await self.conclude(call, found, executions=call.executions) if found is not None else None
 
     def _context(self, call: CallState, reports: CallReports | None = None) -> ToolContext:
@@ -329,18 +348,18 @@ class CallOutcomes:
         await self._commits.flush()
         return sent + LEASE_SECONDS
 
-    async def _in_doubt(self, call: CallState, spec: dict[str, Any]) -> Outcome | None:
-        """What is known of a call that had started when its process died; None to run it again."""
+    async def _in_doubt(self, call: CallState, spec: dict[str, Any], died: str) -> Outcome | None:
+        """What is known of a call that had started when a process died that was at it; None to run it again."""
         policy = spec["on_crash"]
         told = ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy)
         if policy == "reconcile":
-            return await self._reconcile(call, spec, told)
+            return await self._reconcile(call, spec, told, died)
         self._commits.draft.entries.append(told)
         if policy == "rerun":
             return None
-        return without_result(call)
+        return without_result(call, died)
 
-    async def _reconcile(self, call: CallState, spec: dict[str, Any], told: LogEntry) -> Outcome:
+    async def _reconcile(self, call: CallState, spec: dict[str, Any], told: LogEntry, died: str) -> Outcome:
         """What the tool's own function finds out about a call; it is code of the user's, and begins as a tool does."""
         timeout = spec["timeout"] or self._window.spec["tool_timeout"]
         self._patience.expect(time.monotonic() + timeout)
@@ -348,12 +367,12 @@ class CallOutcomes:
             loaded = await self._load(spec)
         except Exception as error:
             self._commits.draft.entries.append(told)
-            return Outcome("interrupted", presentable(reconcile_failed(f"{type(error).__name__}: {error}")))
+            return Outcome("interrupted", presentable(reconcile_failed(f"{type(error).__name__}: {error}", died)))
         outcome, events = None, [told]
         while outcome is None:
             before = await self._fence(call, *events)
             self._patience.expect(time.monotonic() + timeout)
-            outcome = await reconcile(loaded, self._context(call), timeout, before, self.finding_out.append)
+            outcome = await reconcile(loaded, self._context(call), timeout, before, self.finding_out.append, died)
             events = []
         self.leave = self.leave or outcome.stuck_thread
         return outcome
@@ -411,3 +430,10 @@ class CallOutcomes:
 def _may_go_on_elsewhere(call: CallState, spec: dict[str, Any]) -> bool:
     """Whether a process other than the one that died may be at this call."""
     return call.state == "started" and is_task(spec)
+
+
+def _died_at(call: CallState, spec: dict[str, Any] | None) -> str:
+    """Who was at a call that is in doubt: a person who is asked about it was told so."""
+    if spec is None or call.question != IN_DOUBT:
+        return AGENT_PROCESS
+    return SERVER_PROCESS if is_of_server(spec) else TASK_PROCESS if is_task(spec) else AGENT_PROCESS

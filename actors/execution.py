@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from understudy.errors import ToolError, UnderstudyError
-from understudy.messages import INTERRUPTED, Content, attached, storable, text_of
+from understudy.messages import AGENT_PROCESS, Content, attached, interrupted, storable, text_of
 from understudy.redaction import secret_values
 
 from .results import Result, rendered
@@ -241,15 +241,18 @@ def _shortened(text: str) -> str:
 
 async def reconcile(
     tool: LoadedTool, context: ToolContext, timeout: float, before: float,
-    begun: Callable[[asyncio.Future[Any]], None] = _ignore,
+    begun: Callable[[asyncio.Future[Any]], None] = _ignore, died: str = AGENT_PROCESS,
 ) -> Outcome | None:  # fmt: skip
     """Ask a tool's own function what became of a call; whatever goes wrong with that is told to the model.
 
     It is run as a tool is (`execute`): None if it was too late to begin.
+
+    Args:
+        died: who was at the call.
     """
     started_at, begin = now(), time.monotonic_ns()
     outcome, stuck = "interrupted", False
-    content: Result | str = INTERRUPTED
+    content: Result | str = interrupted(died)
     if tool.reconcile is not None:
         wanted = _Wanted()
         finder = _finder(tool, tool.reconcile, context, wanted)
@@ -260,13 +263,13 @@ async def reconcile(
         if outcome == TOO_LATE:
             return None
         if outcome != "ok":
-            outcome, content = "interrupted", reconcile_failed(str(content))
+            outcome, content = "interrupted", reconcile_failed(str(content), died)
     return _outcome(outcome, content, (time.monotonic_ns() - begin) // 1000, started_at, stuck)
 
 
-def reconcile_failed(problem: str) -> str:
+def reconcile_failed(problem: str, died: str) -> str:
     """What the model is told of a call in doubt about which nothing could be found out."""
-    return f"{INTERRUPTED}; finding out failed: {problem}"
+    return f"{interrupted(died)}; finding out failed: {problem}"
 
 
 @dataclass(frozen=True)

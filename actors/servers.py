@@ -41,8 +41,8 @@ from .window import Window
 
 log = logging.getLogger(__name__)
 
-DIED = "interrupted: the MCP server died while this tool ran; its outcome is unknown"
-"""What a model reads as the result of such a call."""
+SERVER_PROCESS = "the MCP server"
+"""Who dies during a call of a server's; with its host its servers die as well."""
 
 MOST_ATTEMPTS = 3
 """So often a call is made of a tool that may be run again, while its server dies each time."""

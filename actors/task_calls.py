@@ -23,6 +23,9 @@ from .window import Window
 MOST_LOST = 3
 """So often a call that may be repeated is begun in one activation, if the processes die that execute it."""
 
+TASK_PROCESS = "the tool's own process"
+"""Who dies during a call that is executed elsewhere; with its node service it dies as well."""
+
 LOST = f"its process died {MOST_LOST} times; it was not begun again"
 
 END_SECONDS = 2.0
@@ -110,9 +113,9 @@ def _outcome(found: TaskResult) -> Outcome:
     )  # fmt: skip
 
 
-def begun(call: CallState) -> CallState:
-    """The call as the next activation would find it."""
+def begun(call: CallState, at: int) -> CallState:
+    """A call that was begun at a time, and of which nobody knows more."""
     return CallState(
         call.call_id, "started", tool=call.tool, arguments=call.arguments, provider_id=call.provider_id,
-        index=call.index, epoch=call.epoch, executions=call.executions, edited=call.edited,
+        index=call.index, epoch=call.epoch, executions=call.executions + 1, updated_at=at, edited=call.edited,
     )  # fmt: skip

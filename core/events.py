@@ -368,7 +368,7 @@ class CustomEvent(Event, frozen=True, kw_only=True):
 
 
 class ToolInDoubt(Event, frozen=True, kw_only=True):
-    """A tool had started when its activation ended; `policy` says what becomes of it."""
+    """A tool had started when its activation, or the process at it, ended; `policy` says what becomes of it."""
 
     call_id: str = ""
     tool: str = ""
@@ -380,7 +380,7 @@ class InputRequested(Event, frozen=True, kw_only=True):
 
     Attributes:
         kind: `question` (the model asks, or an MCP server), `approval` (the call may not be executed without) or
-            `in_doubt` (the call had started when its process died).
+            `in_doubt` (the call had started when a process died that was at it).
         asked: how often this call has asked by now.
         options: answers that are offered; any other is taken as well.
         due_at: when the specification's default becomes the answer, microseconds since 1970 UTC; 0 for never.

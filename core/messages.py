@@ -17,8 +17,19 @@ WIRE_VERSION = 1
 Content = str | list[dict[str, Any]] | None
 """Text, or a list of typed parts as in the OpenAI protocol (`{"type": "text", "text": ...}`)."""
 
-INTERRUPTED = "interrupted: the agent's process died while this tool ran; its outcome is unknown"
+AGENT_PROCESS = "the agent's process"
+
+
+def interrupted(died: str) -> str:
+    """What a model reads as the result of a call whose outcome nobody knows, as somebody died who was at it."""
+    return f"interrupted: {died} died while this tool ran; its outcome is unknown"
+
+
+INTERRUPTED = interrupted(AGENT_PROCESS)
 """What a model reads as the result of a call in doubt."""
+
+GIVEN_UP = "interrupted: this call was given up while the MCP server was at it; its outcome is unknown"
+"""The same of a call of a server's whose run ends first, or is steered away from it."""
 
 CUT_OFF = "length"
 """The `finish_reason` of a reply that reached its longest length: it has to be continued."""

@@ -62,7 +62,8 @@ START_SECONDS = 60.0
 LIST_SECONDS = 30.0
 
 CHECK_SECONDS = 5.0
-"""A server that let a call time out is asked for its tools; it is killed if it has not answered by then."""
+"""A server that was at a call which timed out, or was cancelled, is asked for its tools; it is killed if it has not
+answered by then."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
 """Seconds between two starts of a server; doubled with each start that did not lead to an answer."""
@@ -83,6 +84,10 @@ class _Dead(Exception):
 
 class _Forgotten(Exception):
     """A server by HTTP does not know the session any more, and has done nothing of what it was asked for."""
+
+
+class _Unlisted(Exception):
+    """Why a connection gave no list; another one may."""
 
 
 CLIENT = Implementation(name="understudy", version=version("understudy"))
@@ -117,6 +122,7 @@ class Server:
         self._problem = ""
         self._given: set[str] = set()
         self._eliciting = Eliciting()
+        self._checking: asyncio.Task[None] | None = None
         self._tasks = Tasks(log)
 
     @property
@@ -131,22 +137,30 @@ class Server:
             ToolError: it can't be used; the text says why.
         """
         with self._at_work():
-            try:
-                return await self._listed(await self._connected())
-            except _Forgotten:
-                return await self._listed(await self._connected())
+            await self._checked()
+            again = self._client is not None and not self._end.is_set()
+            while True:
+                client = await self._connected()
+                try:
+                    return await self._listed(client)
+                except _Unlisted as error:
+                    self._drop(client)
+                    if not again:
+                        raise self._unusable(str(error)) from None
+                    # It may have hung, or been dead, for long. A list has no effect: a new one is asked.
+                    log.info("MCP server %s is started again: %s", self.configuration.name, error)
+                    again = False
 
     async def _listed(self, client: Client) -> tuple[list[ServerTool], list[str]]:
         try:
             async with asyncio.timeout(LIST_SECONDS):
                 found = await self._asked(tools_of(client))
-        except _Forgotten:
-            raise
         except TimeoutError:
-            self._kill()
-            raise self._unusable(f"it did not list its tools within {LIST_SECONDS:.0f} s") from None
+            raise _Unlisted(f"it did not list its tools within {LIST_SECONDS:.0f} s") from None
         except _Dead:
-            raise self._unusable("it ended while it listed its tools") from None
+            raise _Unlisted("it ended while it listed its tools") from None
+        except _Forgotten:
+            raise _Unlisted("it does not know its session any more") from None
         except Exception as error:
             raise self._unusable(f"it did not list its tools: {_message(error)}") from None
         self._pause = FIRST_PAUSE
@@ -174,6 +188,9 @@ class Server:
             async with self._eliciting.at(call, ask):
                 ok, text = await self._asked(_asked_for(client, call))
                 text = self._without_secrets(text)
+        except asyncio.CancelledError:
+            self._begin_check()
+            raise
         except TimeoutError:
             return self._timed_out(call)
         except _Forgotten:
@@ -210,8 +227,17 @@ class Server:
             self.used = time.monotonic()
 
     def _timed_out(self, call: ServerCall) -> ServerAnswer:
-        self._tasks.alone("check", self._check)
+        self._begin_check()
         return ServerAnswer(TIMEOUT, f"{call.tool} did not finish within {call.timeout:g} s and was given up.")
+
+    def _begin_check(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = self._tasks.spawn(self._check())
+
+    async def _checked(self) -> None:
+        """Wait for a check that is under way: a server that hangs is killed by then."""
+        if self._checking is not None:
+            await asyncio.wait((self._checking,))
 
     async def _check(self) -> None:
         """Kill a server that does not answer any more."""
@@ -223,9 +249,14 @@ class Server:
                 await self._asked(client.list_tools(cache_mode="bypass"))
         except TimeoutError:
             log.warning("MCP server %s hangs: killed", self.configuration.name)
-            self._kill()
+            self._drop(client)
         except Exception as error:
             log.info("MCP server %s: %s", self.configuration.name, _message(error))
+
+    def _drop(self, client: Client) -> None:
+        """End a connection that is of no use, unless there is another one meanwhile."""
+        if self._client is client:
+            self._kill()
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -267,8 +298,9 @@ class Server:
     async def _connected(self) -> Client:
         """The connection to the server, which is started if there is none. Raises `ToolError` if it can't be used."""
         self.used = time.monotonic()
+        await self._checked()
         async with self._connecting:
-            while self._client is None:
+            while self._client is None or self._end.is_set():
                 wait = self._not_before - time.monotonic()
                 if wait > LONGEST_WAIT and self._end.is_set():
                     raise self._unusable(f"it is started again in {wait:.0f} s, since it {self._problem}")

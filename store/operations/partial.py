@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from understudy import events
 from understudy.approvals import result_of
-from understudy.messages import INTERRUPTED, Message, storable
+from understudy.messages import GIVEN_UP, INTERRUPTED, Message, storable
 from understudy.records import child_text
 
 from ..db.prepared import Row
@@ -91,13 +91,17 @@ def settle_calls(tx: Transaction, row: SessionRow) -> None:
 def _settle(tx: Transaction, row: SessionRow, call: Row, result: dict[str, Any] | None) -> str:
     """The text of a call's result; `result` is a child's, or the answer to the call."""
     outcome, content = CANCELLED, CANCELLED
+    kind = questions.kinds(tx, row).get(call["call_id"]) if call["state"] == "asked" else None
     if result is not None and "status" in result:
         outcome, content = "ok" if result["status"] == "completed" else "error", storable(child_text(result))
     elif result is not None and (found := result_of(result)) is not None:
         outcome, content = found
-    elif (call["state"] == "started" and call["child_id"] is None) or (
-        call["state"] == "asked"
-        and (call["executions"] > 0 or questions.kinds(tx, row).get(call["call_id"]) == questions.IN_DOUBT)
+    elif kind == "question" and call["executions"] > 0:  # a server's, which is at the call
+        outcome, content = "interrupted", GIVEN_UP
+    elif (
+        (call["state"] == "started" and call["child_id"] is None)
+        or kind == questions.IN_DOUBT
+        or (call["state"] == "asked" and call["executions"] > 0)
     ):
         outcome, content = "interrupted", INTERRUPTED
     since = tx.now if call["state"] == "requested" else call["updated_at"]

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 
 from understudy.cluster.client.compiling import compile_spec
 from understudy.mcp_servers import McpServer
+from understudy.messages import GIVEN_UP
 from understudy.node import tool_servers
 from understudy.node.node_service import NodeService
 from understudy.records import ActivationId
 from understudy.spec import AgentSpec
 from understudy.store.upkeep import retention
+from understudy.tool_host import server as tool_host_server
 from understudy.tool_host.hosted_servers import HostedServers
 from understudy.tool_hosting import ServerAnswer, ServerCall
 
@@ -55,6 +58,11 @@ def holder(kernel: k.Kernel) -> k.Worker:
     found = kernel.holder("s")
     assert found is not None
     return found
+
+
+def last(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The last event of a kind."""
+    return [event for event in events if event["type"] == kind][-1]
 
 
 async def until_answered(kernel: k.Kernel) -> None:
@@ -179,6 +187,7 @@ async def test_a_call_that_its_server_dies_with_is_in_doubt(victim: str, tool: s
             os.kill(pid, signal.SIGKILL)
         else:
             kernel.tool_host.kill()
+        killed_at = time.time_ns() // 1000
         if victim == "host and node":
             kernel.kill_node()
         if victim == "host and frame":
@@ -187,15 +196,19 @@ async def test_a_call_that_its_server_dies_with_is_in_doubt(victim: str, tool: s
             await until_called(tmp_path, "look x", 2)
         (tmp_path / "go").touch()
         ended = await kernel.end("s")
-        results, types = await kernel.results(), await kernel.types("s")
+        results, events = await kernel.results(), await kernel.events("s")
+    types, finished = [event["type"] for event in events], last(events, "tool_finished")["data"]
     assert ended["status"] == "completed"
     if tool == "look":
         assert results == ["seen x"]
         assert calls(tmp_path).count("look x") == 2
     else:
-        assert results[0].startswith("interrupted: ")
+        died = "agent's process" if "frame" in victim else "MCP server"
+        assert results == [f"interrupted: the {died} died while this tool ran; its outcome is unknown"]
         assert calls(tmp_path).count("hold x") == 1
         assert types.count("tool_in_doubt") == 1
+        assert finished["started_at"] < killed_at < finished["started_at"] + finished["duration"]
+        assert finished["executions"] == (0 if "frame" in victim else 1)
 
 
 @pytest.mark.parametrize("decision", ["ok", "rerun"])
@@ -208,6 +221,7 @@ async def test_a_person_decides_about_a_call_in_doubt(decision: str, dsn: str, t
         await kernel.send("s")
         os.kill(await until_called(tmp_path, "hold x"), signal.SIGKILL)
         (asked,) = await kernel.paused("s")
+        assert asked["prompt"].startswith("The MCP server died while test_hold ran with ")
         (tmp_path / "go").touch()
         answer = {"call_id": asked["call_id"], "asked": asked["asked"], "decision": decision, "text": "it did"}
         await kernel.ask("decide", "s", [answer])
@@ -240,6 +254,55 @@ async def test_a_cancelled_call_is_given_up_at_the_host(dsn: str, tmp_path: Path
         ended = await kernel.end("s")
         await until_answered(kernel)
     assert ended["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("ends_by", ["cancel", "steer"])
+async def test_what_is_said_of_calls_that_are_given_up(ends_by: str, dsn: str, tmp_path: Path) -> None:
+    """Given calls under way, when their run is cancelled or steered away from them, then the model is told that nobody
+    knows the outcome of the one that may have an effect, and that the one that only reads is cancelled."""
+    spec = agent([("test_hold", {"word": "x"}), ("test_look", {"word": "y"})], "done", servers=[server(tmp_path)])
+    async with k.running(dsn, tmp_path) as kernel:
+        await kernel.spawn("s", spec)
+        await kernel.send("s")
+        await until_called(tmp_path, "hold x")
+        await until_called(tmp_path, "look y")
+        called_at = time.time_ns() // 1000
+        await kernel.until_watched()
+        if ends_by == "cancel":
+            await kernel.ask("cancel", "s", "r", "enough")
+        else:
+            await kernel.ask("steer", "s", {"content": "left", "interrupt": True})
+        await kernel.until("s", "tool_finished", 2)
+        (tmp_path / "go").touch()
+        assert (await kernel.end("s"))["status"] == ("cancelled" if ends_by == "cancel" else "completed")
+        results, events = await kernel.results(), await kernel.events("s")
+        await until_answered(kernel)
+    assert results[:2] == [GIVEN_UP, "cancelled"]
+    finished = [event["data"] for event in events if event["type"] == "tool_finished"]
+    (held,) = [data for data in finished[:2] if data["tool"] == "test_hold"]
+    assert (held["outcome"], held["executions"]) == ("interrupted", 1)
+    assert held["started_at"] < called_at < held["started_at"] + held["duration"]
+
+
+async def test_a_run_after_a_cancelled_one_has_the_tools_of_a_server_that_hung(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a server that hangs in a call whose run is cancelled, then the next run has its tools, and calls one."""
+    monkeypatch.setattr(tool_host_server, "CHECK_SECONDS", 0.2)
+    spec = agent([("test_hold", {"word": "x"})], "done", servers=[server(tmp_path)])
+    async with k.running(dsn, tmp_path) as kernel:
+        await kernel.spawn("s", spec)
+        await kernel.send("s")
+        os.kill(await until_called(tmp_path, "hold x"), signal.SIGSTOP)
+        await kernel.ask("cancel", "s", "r", "enough")
+        assert (await kernel.end("s"))["status"] == "cancelled"
+        (tmp_path / "go").touch()
+        await kernel.send("s", run_id="r2")
+        await kernel.end("s", "r2")
+        results, types = await kernel.results(), await kernel.types("s")
+    assert results[-1] == "held x"
+    assert FAILED not in types
+    assert calls(tmp_path).count("start") == 2
 
 
 def watched(kernel: k.Kernel, before: Callable[[], None] = lambda: None) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, NotAsked
 from understudy.mcp_servers import McpServer
+from understudy.messages import GIVEN_UP
 from understudy.spec import AgentSpec
 
 from ..mcp_calls import calls, command, until, until_called
@@ -166,6 +167,7 @@ async def test_a_server_that_dies_while_a_person_thinks(victim: str, tool: str, 
             await kernel.until("s", "input_requested", 2)
             [again] = await kernel.paused("s")
             assert again["kind"] == ("question" if tool == "check" else "in_doubt")
+            assert again["prompt"].startswith("The MCP server " + ("asks" if tool == "check" else "died while "))
             await say(kernel, again)
         await kernel.end("s")
         [result] = await kernel.results()
@@ -173,7 +175,7 @@ async def test_a_server_that_dies_while_a_person_thinks(victim: str, tool: str, 
         kernel.check()
     assert calls(tmp_path).count(called) == (2 if tool == "check" else 1)
     if tool == "order":
-        assert result.startswith("interrupted: ")
+        assert result.startswith("interrupted: the MCP server died ")
     else:
         assert result == ("accept" if tool == "check" else '{"count": 3}')
 
@@ -217,7 +219,7 @@ async def test_nobody_answers_a_call_that_is_cancelled(store: str, tmp_path: Pat
         await until(lambda: kernel.tool_host.servers.held == 0)
         with pytest.raises(NotAsked):
             await say(kernel, asked)
-        assert (await kernel.results())[0].startswith("interrupted")
+        assert await kernel.results() == [GIVEN_UP]
         kernel.check()
 
 

@@ -149,6 +149,12 @@ async def test_a_process_that_dies(name: str, begun: int, result: str, tmp_path:
         await runner.kernel.run("s", spec((name, {"name": "a"})))
         (found,) = await runner.kernel.results()
         assert (await runner.kernel.info("s"))["epoch"] == 1
+        events = await runner.kernel.events("s")
+    (finished,) = [event["data"] for event in events if event["type"] == "tool_finished"]
+    assert finished["executions"] == 1
+    if name == "once":
+        assert found == "interrupted: the tool's own process died while this tool ran; its outcome is unknown"
+        assert finished["started_at"] <= runner.began_at <= finished["started_at"] + finished["duration"]
     assert len(runner.begun) == begun
     assert result in (found if isinstance(found, str) else found[0]["text"])
 
@@ -161,7 +167,10 @@ async def test_a_person_is_asked_about_a_process_that_died(tmp_path: Path) -> No
         async with person(runner.kernel, "s", lambda _asked: {"decision": "rerun"}) as asked:
             await runner.kernel.run("s", spec(("doubtful", {"name": "a"})))
         assert await runner.kernel.results() == ["did a"]
-    assert ["doubtful" in question["prompt"] for question in asked] == [True]
+        events = await runner.kernel.events("s")
+    (question,) = asked
+    assert question["prompt"].startswith("The tool's own process died while doubtful ran with ")
+    assert [event["data"]["executions"] for event in events if event["type"] == "tool_finished"] == [2]
     assert len(runner.begun) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from understudy.actors.task_worker import run_task
 from understudy.tool_tasks import ReadBlob, Reporting, TaskResult, ToolTask
@@ -15,6 +16,7 @@ class Runner:
 
     Attributes:
         begun, ended: calls, in order.
+        began_at: when the last one was begun, microseconds since 1970 UTC.
         dies: so many of the next processes die, and nobody has their results.
         gate: what they wait for in between.
     """
@@ -23,6 +25,7 @@ class Runner:
         self.kernel: k.Kernel | None = None
         self.begun: list[str] = []
         self.ended: list[str] = []
+        self.began_at = 0
         self.dies = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -32,6 +35,7 @@ class Runner:
     async def run(self, task: ToolTask, read_blob: ReadBlob, reported: Reporting) -> TaskResult | None:
         assert self.kernel is not None
         self.begun.append(task.call_id)
+        self.began_at = time.time_ns() // 1000
         self.at_work.set()
         await self.kernel.point("task begins", None)
         try:

@@ -128,9 +128,66 @@ async def test_a_server_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest
     async with stage(tmp_path) as made:
         await made.tools()
         assert (await made.call("hang", timeout=0.3)).outcome == "timeout"
-        assert (await made.call("add", a=1, b=2, timeout=60.0)).outcome in ("ok", "lost")  # it may meet the old one
-        assert (await made.call("add", a=1, b=2)).content == "3"
+        assert (await made.call("add", a=1, b=2, timeout=60.0)).content == "3"
     assert made.calls().count("start") == 2
+
+
+@pytest.mark.parametrize("next_is", ["a list", "a list at once", "a call"])
+async def test_a_server_that_hangs_in_a_cancelled_call_is_killed(
+    next_is: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a server that is stopped in a call, when the call is cancelled, then the server is killed, and what it is
+    needed for meanwhile waits for that and is done by the next process."""
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.2)
+    async with stage(tmp_path) as made:
+        held = asyncio.ensure_future(made.call("hold", key="k", word="x"))
+        pid = await until_called(tmp_path, "hold x")
+        os.kill(pid, signal.SIGSTOP)
+        await made.host.cancel(made.number, "k")
+        assert (await held).outcome == "error"
+        if next_is != "a list at once":
+            await until(lambda: not made.server().in_flight)
+        if next_is == "a call":
+            assert (await made.call("add", a=1, b=2)).content == "3"
+        else:
+            assert (await made.tools()).error == ""
+        assert not _lives(pid)
+    assert made.calls().count("start") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_server_that_hangs_or_dies_while_nobody_needs_it(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a server that runs, when it hangs, or has just died, then who asks for its tools gets those of the next
+    process."""
+    monkeypatch.setattr(server, "LIST_SECONDS", 1.0)
+    async with stage(tmp_path) as made:
+        assert (await made.tools()).error == ""
+        pid = made.server().pid
+        os.kill(pid, number)
+        assert (await made.tools()).error == ""
+        assert not _lives(pid)
+    assert made.calls().count("start") == 2
+
+
+async def test_a_new_server_that_gives_no_list_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a server that hangs whenever it is asked for its tools, then that is tried once more where it was running,
+    and not where it was started for this."""
+
+    async def never(_client: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with stage(tmp_path) as made:
+        await made.call("add", a=1, b=2)
+        monkeypatch.setattr(server, "LIST_SECONDS", 0.05)
+        monkeypatch.setattr(server, "tools_of", never)
+        assert "did not list its tools" in (await made.tools()).error
+        assert made.calls().count("start") == 2
+        assert "did not list its tools" in (await made.tools()).error
+    assert made.calls().count("start") == 3
 
 
 async def test_a_server_that_takes_long_is_not_killed(tmp_path: Path) -> None:
