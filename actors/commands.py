@@ -73,7 +73,8 @@ async def read_command(job: str, context: ToolContext, after: int | None = None,
 def _shown(found: CommandOutput, after: int | None) -> str:
     """What a model reads of it: the output, and a line in brackets."""
     text = found.data.decode(errors="replace")
-    state = found.state if found.state in ("running", "stopping") else ending(found.state, found.exit_code, "")
+    is_over = found.state not in ("running", "stopping")
+    state = ending(found.state, found.exit_code, found.problem) if is_over else found.state
     if found.node_id:
         where = f"it is on node {found.node_id[:12]}, and its output can't be read here"
         return f"{text}\n[{state}; {where}{', but for its end' if text else ''}]".lstrip("\n")

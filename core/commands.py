@@ -94,6 +94,7 @@ class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         state: `running`, `stopping`, `ended`, `stopped` or `lost`.
         exit_code: of a command that has ended; negative: the signal that ended it. None if it is not known.
+        problem: see `CommandEnd`.
         node_id: where its output is, if it can't be read here; empty otherwise.
         start: bytes of the output that came before `data`; it may be more than was asked for, if these were dropped.
         data: the output from there on.
@@ -102,6 +103,7 @@ class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     state: str
     exit_code: int | None = None
+    problem: str = ""
     node_id: str = ""
     start: int = 0
     data: bytes = b""
@@ -130,7 +132,7 @@ def job_identifier(call_id: str) -> str:
 
 
 def command_key(namespace: str, session_id: str, incarnation: int, job: str) -> str:
-    """What names a command on its node; another session that is made under the same id has others."""
+    """What names a command on its machine; another session that is made under the same id has others."""
     return digest(namespace, session_id, str(incarnation), job)
 
 
@@ -155,7 +157,8 @@ def ending(state: str, exit_code: int | None, problem: str) -> str:
     return f"has ended ({code})" if code else "has ended"
 
 
-def news_text(job: str, shown: str, how: str, tail: str) -> str:
-    """What a model reads of the end of a command."""
-    said = f"\nThe end of its output:\n{tail}" if tail.strip() else "\nIt has written no output."
-    return f"Command {job} {how}: {shown}{said}"
+def news_text(job: str, shown: str, how: str, tail: str, *, lost: bool = False) -> str:
+    """What a model reads of the end of a command. Of one that is lost, nobody may know here what it has written."""
+    nothing = f"{READ_COMMAND} reads what is left of its output." if lost else "It has written no output."
+    said = f"The end of its output:\n{tail}" if tail.strip() else nothing
+    return f"Command {job} {how}: {shown}\n{said}"

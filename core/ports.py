@@ -133,7 +133,8 @@ class TaskRunner(Protocol):
 
 
 class CommandProcesses(Protocol):
-    """The commands of a node, by key. They go on when the node service dies, and are found by the next one."""
+    """The commands of a machine, by key. They go on when the node service dies, and are found by the next one, which
+    may be that of another node, and by other nodes' services there."""
 
     def open(self) -> None:
         """Look after them from now on: commands that nobody looks after for long end."""

@@ -22,7 +22,7 @@ from understudy.child_process import ChildProcess
 from understudy.commands import KEPT_OUTPUT, MOST_SECONDS, TAIL_BYTES, CommandEnd, CommandProcess
 from understudy.waiting import ticks
 
-from .command_runner import start_time
+from .command_runner import shown_tail, start_time
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,11 @@ ALONE_SECONDS = 120.0
 COMMANDS_PREFIX = "commands-"
 """How the names of such directories begin that are beside each other."""
 
+GONE_SECONDS = ALONE_SECONDS + 30.0
+"""A command of a node that is gone has ended after so long, unless another service of its machine has taken it over."""
+
 FORGOTTEN_SECONDS = 3_600
-"""What is left of a node that is gone is removed when nothing has changed there for so long."""
+"""What is left of other stores is removed when nothing has changed there for so long."""
 
 TIDY_ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
 """That of the runner itself."""
@@ -53,7 +56,8 @@ class LocalCommands:
     runner itself is signalled by a descriptor of its process, once that is known to be the one which wrote its number.
 
     Args:
-        directory: which nobody else may enter; it is made, if need be, within one that exists.
+        directory: which nobody else may enter; it is made, if need be, within one that exists. Several services of a
+            machine may have the same one.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class LocalCommands:
             "seconds": seconds, "part": kept, "tail": TAIL_BYTES, "alone": alone, "service": str(self._service),
         }  # fmt: skip
         self._lock = -1
+        self._secrets: dict[str, list[str]] = {}
 
     def open(self) -> None:
         """See `CommandProcesses.open`."""
@@ -94,6 +99,7 @@ class LocalCommands:
     async def start(self, key: str, process: CommandProcess) -> None:
         """See `CommandProcesses.start`."""
         place = self._directory / key
+        self._secrets[key] = process.secrets
         with suppress(FileExistsError):
             place.mkdir(mode=0o700)
         if (place / "begun").exists():
@@ -122,11 +128,16 @@ class LocalCommands:
             finally:
                 os.close(handle)
         found = _read(place / "end")
-        return (
-            CommandEnd(**found)
-            if found is not None
-            else CommandEnd(problem="is lost: what ran it was killed", lost=True)
-        )
+        if found is not None:
+            return CommandEnd(**found)
+        return CommandEnd(problem="is lost: what ran it was killed", lost=True, tail=self._tail(key))
+
+    def _tail(self, key: str) -> str:
+        """The end of the output of a command whose runner has not written that; empty if its secrets are not known
+        here, as where another service has started it."""
+        if key not in self._secrets:
+            return ""
+        return shown_tail(self.read(key, None, 2 * TAIL_BYTES)[1], self._secrets[key], TAIL_BYTES)
 
     def _runner(self, key: str) -> int | None:
         """A descriptor of the runner's process; None if that has ended."""
@@ -188,11 +199,13 @@ class LocalCommands:
     def remove(self, key: str) -> None:
         """See `CommandProcesses.remove`."""
         self.stop(key, force=True)
+        self._secrets.pop(key, None)
         shutil.rmtree(self._directory / key, ignore_errors=True)
 
 
 def _remove_if_forgotten(directory: Path) -> None:
-    """Remove what is left of a node that is gone: no service looks after it, no runner lives, and it is old."""
+    """Remove what is left of another store, or of an earlier boot: no service looks after it, no runner lives, and it
+    is old."""
     with suppress(OSError):
         entries = [directory, *directory.iterdir()]
         is_old = time.time() - max(entry.stat().st_mtime for entry in entries) > FORGOTTEN_SECONDS

@@ -105,6 +105,14 @@ def sessions_below(pid: int) -> list[int]:
     return found
 
 
+def shown_tail(output: bytes, secrets: list[str], size: int) -> str:
+    """The end of some output, without these secrets."""
+    text = output.decode(errors="replace")
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text[-size:]
+
+
 class Runner:
     """The command, and what is kept of it."""
 
@@ -142,8 +150,9 @@ class Runner:
             output, self._problem = -1, f"could not be started: {error.strerror}"
         os.close(begun)
         code = self._wait(output, wake_read) if output >= 0 else None
+        tail = shown_tail(self._tail, self._wanted.get("secrets", []), self._limits["tail"])
         try:
-            self._write("end", {"exit_code": code, "tail": self._shown_tail(), "problem": self._problem})
+            self._write("end", {"exit_code": code, "tail": tail, "problem": self._problem})
         except OSError:
             pass  # the directory was removed, and nobody wants to know, or the disk is full: the command is lost
 
@@ -252,12 +261,6 @@ class Runner:
         except OSError:
             self._part = os.open(os.devnull, flags)
         self._in_part = 0
-
-    def _shown_tail(self) -> str:
-        text = self._tail.decode(errors="replace")
-        for secret in self._wanted.get("secrets", ()):
-            text = text.replace(secret, "***")
-        return text[-self._limits["tail"] :]
 
     def _look(self) -> None:
         """End a command whose directory was removed, or that no node service has looked after for long."""

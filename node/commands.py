@@ -16,7 +16,7 @@ from understudy.commands import (
     CommandOutput,
     StartCommand,
 )
-from understudy.errors import InvalidInput, UnderstudyError
+from understudy.errors import InvalidInput, StaleGeneration, UnderstudyError
 from understudy.ports import CommandProcesses
 from understudy.records import ActivationId
 from understudy.store.db.engine import now
@@ -27,6 +27,7 @@ from understudy.store.transaction import Transaction
 from understudy.tasks import Tasks
 
 from .basis import NodeBasis
+from .command_processes import GONE_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class Commands:
         self._watched: dict[str, None] = {}
         self._stopping: dict[str, int] = {}
         self._look_task: asyncio.Task[Any] | None = None
+        self._missing: tuple[list[str], asyncio.Task[Any]] | None = None
         self._looks_again = True  # what a service before this one has left is not known yet
 
     def open(self) -> None:
@@ -117,13 +119,14 @@ class Commands:
         """See `understudy.ports.Node.read_command`."""
         found = await self._found(frame_id, activation, job)
         processes, here = self._processes, self._node.config.node_id
-        there = processes is not None and found.node_id == here and found.key in processes.known()
+        there = processes is not None and found.key in processes.known()
         if processes is None or not there:
             elsewhere = "" if found.node_id == here else found.node_id
             tail = found.tail.encode()
             return CommandOutput(
-                state=found.state, exit_code=found.exit_code, node_id=elsewhere, data=tail, size=len(tail)
-            )
+                state=found.state, exit_code=found.exit_code, problem=found.problem, node_id=elsewhere, data=tail,
+                size=len(tail),
+            )  # fmt: skip
         start, data, size = processes.read(found.key, after, READ_BYTES)
         if wait > 0 and not found.ended_at and not data:
             growth = asyncio.ensure_future(processes.grown(found.key, size, min(wait, LONGEST_READ)))
@@ -135,7 +138,9 @@ class Commands:
                 end.cancel()
             found = await self._found(frame_id, activation, job)
             start, data, size = processes.read(found.key, after, READ_BYTES)
-        return CommandOutput(state=found.state, exit_code=found.exit_code, start=start, data=data, size=size)
+        return CommandOutput(
+            state=found.state, exit_code=found.exit_code, problem=found.problem, start=start, data=data, size=size
+        )
 
     async def _found(self, frame_id: str, activation: ActivationId, job: str) -> Any:
         def operation(tx: Transaction) -> Any:
@@ -172,6 +177,28 @@ class Commands:
         if self._looks_again or self._watched or (self._processes is not None and self._processes.known()):
             self.look_soon()
 
+    def taken_up(self) -> None:
+        """A supervisor has said which nodes have a service. The commands of others are taken over by who finds their
+        processes; what is left after `GONE_SECONDS` is lost."""
+        nodes = self._node.homes.nodes
+        if self._missing is None or self._missing[0] != nodes:
+            if self._missing is not None:
+                self._missing[1].cancel()
+            self._missing = nodes, self._tasks.spawn(self._lose(nodes))
+        self.look_soon()
+
+    async def _lose(self, nodes: list[str]) -> None:
+        """Again and again: a node that was given up may have begun one since."""
+        while True:
+            await asyncio.sleep(GONE_SECONDS)
+            try:
+                if self._node.homes.leads and self._node.generation:
+                    await self._node.journal.submit(lambda tx: commands.lost(tx, nodes))
+            except StaleGeneration as error:
+                self._node.stale(error)
+            except UnderstudyError as error:
+                log.warning("commands of nodes that are gone are lost later: %s", error)
+
     async def _looking(self) -> None:
         while self._looks_again:
             self._looks_again = False
@@ -187,7 +214,8 @@ class Commands:
         processes = self._processes
         known = processes.known() if processes is not None else []
         since = now() - KEPT_SECONDS * 1_000_000
-        rows = await self._node.reading.query(queries.commands_of_node, self._node.config.node_id, since)
+        here = self._node.config.node_id
+        rows = await self._node.reading.query(queries.commands_of_node, here, known, since)
         kept, of_session = set[str](), dict[str, int]()
         for row in rows:  # first those at work, then the last ones that have ended
             if row.ended_at:
@@ -203,12 +231,31 @@ class Commands:
                 if processes is not None and row.key in known:
                     processes.stop(row.key, force=True)  # given up, or begun after that; as a rule it is gone
                 continue
+            if row.node_id != here and not await self._take_over(row):
+                continue
             if processes is None or row.key not in known:
                 await self._without_process(row)
             else:
                 self._watch(row.session_id, row.key)
                 if row.state == STOPPING:
                     self._stop(processes, row.key, row.stop_at)
+
+    async def _take_over(self, row: Any) -> bool:
+        """A command of another node has its process on this machine. If that node has no service any more, as when Ray
+        was started anew, it is this one's from now on."""
+        home, nodes, generation = self._node.config.node_id, self._node.homes.nodes, self._node.generation
+        if not generation or row.node_id in nodes:
+            return False
+
+        def operation(tx: Transaction) -> bool:
+            # While it waited the next generation may have begun: then `nodes` lacks those that have joined since.
+            return tx.generation == generation and commands.take_over(tx, row.session_id, row.key, home, nodes)
+
+        try:
+            return await self._node.journal.submit(operation, row.session_id)
+        except StaleGeneration as error:
+            self._node.stale(error)
+            return False
 
     async def _without_process(self, row: Any) -> None:
         """A row without a process: it is about to begin, its call will be repeated, or nobody starts it any more."""

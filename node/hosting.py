@@ -17,6 +17,7 @@ from understudy.redaction import know, passwords
 from understudy.store.reads import queries
 from understudy.telemetry import header_values, telemetry_of
 from understudy.transport.channel import socket_directory
+from understudy.transport.ends import machine_identity
 
 from .basis import NodeConfig
 from .command_processes import COMMANDS_PREFIX
@@ -46,7 +47,7 @@ class NodeHost:
         self._config = NodeConfig(
             settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory,
             settings.schema_policy, address, telemetry, prices=settings.prices,
-            command_directory=_command_directory(settings.namespace, node_id),
+            command_directory=_command_directory(settings),
         )  # fmt: skip
         self._gateway, self._tell, self._kill, self._runner = gateway, tell, kill, runner
         self._tool_host, self._kill_tool_host = tool_host, kill_tool_host
@@ -114,10 +115,14 @@ class NodeHost:
             await asyncio.sleep(0.5)
 
 
-def _command_directory(namespace: str, node_id: str) -> str:
-    """Where the node's commands in the background are found again; empty where there is no safe place for them."""
+def _command_directory(settings: Settings) -> str:
+    """Where commands in the background are found again; empty where there is no safe place for them.
+
+    It is that of the machine, not of the node: a Ray that is started anew has other nodes.
+    """
     try:
-        return str(socket_directory() / f"{COMMANDS_PREFIX}{digest(namespace, node_id, size=8)}")
+        name = digest(machine_identity(), settings.namespace, settings.store, size=8)
+        return str(socket_directory() / f"{COMMANDS_PREFIX}{name}")
     except (InvalidConfiguration, OSError) as error:
         log.warning("there can be no commands in the background here: %s", error)
         return ""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from understudy.errors import StaleGeneration
 from understudy.store.db.session_row import ActiveSession
-from understudy.store.operations import activation, commands, draining
+from understudy.store.operations import activation, draining
 from understudy.store.transaction import Transaction
 from understudy.supervisor.ports import TakenUp
 
@@ -92,7 +92,7 @@ class TakeUp:
         async for row in in_chunks(rows):
             resumed += await self._take_up_session(row)
         await self._timers.look()
-        self._commands.look_soon()
+        self._commands.taken_up()
         return TakenUp(len(rows), resumed, len(adopted))
 
     async def adopt(self, home: str, nodes: list[str]) -> list[str]:
@@ -103,10 +103,7 @@ class TakeUp:
             # While it waited the next generation may have begun: then `nodes` lacks those that have joined since.
             if tx.generation != generation:
                 raise StaleGeneration(f"generation {generation} is over")
-            adopted = activation.adopt(tx, home, nodes)
-            if home == nodes[0]:
-                commands.lost(tx, nodes)
-            return adopted, draining.drains(tx)
+            return activation.adopt(tx, home, nodes), draining.drains(tx)
 
         adopted, drains = await self._node.journal.submit(operation)
         self._draining.told(drains)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -29,14 +28,19 @@ async def has_ended(pid: int, seconds: float) -> bool:
     return False
 
 
+def machine_identity() -> str:
+    """A boot of a machine, and a namespace of pids: containers of one machine have pids of their own."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
 def process_identity(pid: int) -> str:
     """A process, so that a later one with the same pid is told apart: `where:pid:ticks`.
 
-    Where is a boot of a machine, and a namespace of pids: containers of one machine have pids of their own. The ticks
-    are those from that boot to its start: a time of day would move when the clock is set.
+    Where is `machine_identity`. The ticks are those from that boot to its start: a time of day would move when the
+    clock is set.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    where = f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
+    where = machine_identity()
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -48,6 +52,6 @@ def process_identity(pid: int) -> str:
 def is_gone(process: str) -> bool:
     """Whether the process of this identity would be seen here, and lives no more."""
     where, pid, _ = process.split(":")
-    here = process_identity(os.getpid()).split(":")[0]
+    here = machine_identity()
     alive = (process, f"{where}:{pid}:gone")
     return where == here and (not psutil.pid_exists(int(pid)) or process_identity(int(pid)) not in alive)

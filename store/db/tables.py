@@ -417,7 +417,7 @@ class Command(NamespaceTable, table=True):
     """A command that a session has started in the background. Rows stay.
 
     Attributes:
-        key: names it on its node (`understudy.commands.command_key`).
+        key: names it on its machine (`understudy.commands.command_key`).
         state: see `understudy.commands.RUNNING`.
         quiet: 1 if its end is not told to the session.
         stop_at: when it is ended by force that was asked to end; 0 if it was not.

@@ -106,7 +106,7 @@ def ended(
     tx.append(row, events.CommandEnded(job=found.job, state=state, exit_code=end.exit_code, duration=duration))
     if not quiet and not found.quiet:
         how = ending(state, end.exit_code, end.problem)
-        _tell(tx, row, found.job, news_text(found.job, shown(found), how, end.tail))
+        _tell(tx, row, found.job, news_text(found.job, shown(found), how, end.tail, lost=end.lost))
     return True
 
 
@@ -118,16 +118,41 @@ def _tell(tx: Transaction, row: SessionRow, job: str, text: str) -> None:
         pass
 
 
+def take_over(tx: Transaction, session_id: str, key: str, node_id: str, nodes: Collection[str]) -> bool:
+    """Have a node look after a command whose process is on its machine, and whose own node has no service any more;
+    False if nobody has to.
+
+    Args:
+        nodes: those that have a service.
+
+    Raises:
+        StaleGeneration: another supervisor owns the store.
+    """
+    row = tx.find(session_id)
+    tx.require_generation()
+    found = _one(tx, row, TABLE.c.key == key) if row is not None else None
+    if row is None or found is None or found.ended_at or found.node_id in nodes:
+        return False
+    _change(tx, row, found.job, node_id=node_id)
+    return True
+
+
 def lost(tx: Transaction, nodes: Collection[str]) -> int:
     """Write that the commands of nodes are lost which have no service any more; how many they are.
 
     Args:
         nodes: those that have one.
+
+    Raises:
+        StaleGeneration: another supervisor owns the store.
     """
     where = (TABLE.c.namespace == tx.namespace, TABLE.c.ended_at == 0, TABLE.c.node_id.not_in(list(nodes)))
     columns = (TABLE.c.session_id, TABLE.c.key, TABLE.c.node_id)
-    found = tx.read(select(*columns).where(*where).order_by(TABLE.c.key)).all()
-    tx.load(row.session_id for row in found)
+    sessions = {row.session_id: None for row in tx.read(select(*columns).where(*where).order_by(TABLE.c.key))}
+    tx.load(sessions)
+    tx.require_generation()
+    # Before they were loaded some may have been taken over.
+    found = tx.read(select(*columns).where(*where, TABLE.c.session_id.in_(sessions)).order_by(TABLE.c.key)).all()
     for row in found:
         tx.commands[row.node_id] = None
         ended(tx, row.session_id, row.key, None)

@@ -57,10 +57,12 @@ class NodeCommand(NamedTuple):
     """A command of a node, at work or not.
 
     Attributes:
+        node_id: whose service looks after it.
         closed: 1 if its session takes no more input.
     """
 
     session_id: str
+    node_id: str
     key: str
     call_id: str
     state: str
@@ -164,7 +166,8 @@ SELECT_COMMANDS = (
     select(*columns_of(COMMAND, NodeCommand), SESSION.c.closed)
     .join(SESSION, and_(SESSION.c.namespace == COMMAND.c.namespace, SESSION.c.session_id == COMMAND.c.session_id))
     .where(
-        COMMAND.c.namespace == bindparam("ns"), COMMAND.c.node_id == bindparam("node"),
+        COMMAND.c.namespace == bindparam("ns"),
+        or_(COMMAND.c.node_id == bindparam("node"), COMMAND.c.key.in_(bindparam("keys", expanding=True))),
         or_(COMMAND.c.ended_at == 0, COMMAND.c.ended_at > bindparam("since")),
     )
     .order_by(COMMAND.c.ended_at > 0, COMMAND.c.ended_at.desc(), COMMAND.c.key)
@@ -386,10 +389,12 @@ def timers(connection: Connection, namespace: str, node_id: str, until: int) -> 
     return objects(connection, SELECT_TIMERS, DueTimer, ns=namespace, node=node_id, until=until)
 
 
-def commands_of_node(connection: Connection, namespace: str, node_id: str, since: int) -> list[NodeCommand]:
-    """The commands of a node: first those at work, then those that have ended since a time (microseconds), the last
-    one first."""
-    return objects(connection, SELECT_COMMANDS, NodeCommand, ns=namespace, node=node_id, since=since)
+def commands_of_node(
+    connection: Connection, namespace: str, node_id: str, keys: list[str], since: int
+) -> list[NodeCommand]:
+    """The commands of a node, and others of these keys: first those at work, then those that have ended since a time
+    (microseconds), the last one first."""
+    return objects(connection, SELECT_COMMANDS, NodeCommand, ns=namespace, node=node_id, keys=keys, since=since)
 
 
 def blob(connection: Connection, namespace: str, digest: str) -> bytes | None:

@@ -145,6 +145,7 @@ class Kernel:
         profile: more of the model profile that all agents have.
         others: model profiles beside that one.
         telemetry: variables of `understudy.telemetry`; exporters read `os.environ` as well.
+        machine: which the node is on; its commands in the background are found there.
         numbers: of the frames to come.
         points: labels of what has happened so far: calls, commits, and what tools say.
         serves: whether its metrics are served over HTTP.
@@ -159,6 +160,7 @@ class Kernel:
         namespace: str = "tests",
         *,
         node_id: str = "node1",
+        machine: str = "",
         prices: Mapping[str, Price] | None = None,
         telemetry: Mapping[str, str] | None = None,
         profile: Mapping[str, Any] | None = None,
@@ -166,6 +168,7 @@ class Kernel:
         runner: TaskRunner | None = None,
     ) -> None:
         self.node_id = node_id
+        self.machine = machine or node_id
         self._others = others
         self._profile = profile or {}
         self.nodes = [node_id]
@@ -194,7 +197,7 @@ class Kernel:
         """A node service, with a point before each of its transactions and one after it."""
         config = NodeConfig(
             self.dsn, self.namespace, self.node_id, f"writer-{self.node_id}", span_directory=str(self.directory),
-            command_directory=str(self.directory / f"commands-{self.node_id}"),
+            command_directory=str(self.directory / f"commands-{self.machine}"),
             telemetry=self.telemetry, prices=self._prices,
         )  # fmt: skip
         service = NodeService(config, self.gateway, self._tell, runner=self._runner, tool_host=self.tool_host)

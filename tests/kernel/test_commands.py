@@ -16,8 +16,10 @@ import pytest
 
 from understudy.commands import COMMAND, MOST_COMMANDS, job_identifier
 from understudy.node import command_processes
+from understudy.node import commands as commands_of_nodes
 from understudy.node.command_runner import start_time
 from understudy.store.operations import commands
+from understudy.testing.offline import OfflineServer
 
 from .. import tiers
 from ..mcp_calls import until
@@ -103,7 +105,7 @@ async def begin(kernel: k.Kernel, directory: Path, *replies: Any, **more: Any) -
 
 def runner(kernel: k.Kernel) -> dict[str, int]:
     """The pid and start time of the one command's runner, as its directory has them."""
-    [path] = (kernel.directory / f"commands-{kernel.node_id}").glob("*/runner")
+    [path] = (kernel.directory / f"commands-{kernel.machine}").glob("*/runner")
     found: dict[str, int] = json.loads(path.read_text())
     return found
 
@@ -278,7 +280,9 @@ async def test_a_runner_that_is_killed_takes_its_command_along(kernel: k.Kernel,
     sleeper = os.pidfd_open(found.children(recursive=True)[-1].pid)
     found.kill()
     await heard(kernel, job())
-    assert "is lost: what ran it was killed" in (await told(kernel))[0]
+    [text] = await told(kernel)
+    assert text.startswith(f"Command {job()} is lost: what ran it was killed: ")
+    assert text.endswith("\nThe end of its output:\nbegun\n")
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(sleeper, ended.set)
     await asyncio.wait_for(ended.wait(), k.STUCK_SECONDS)
@@ -291,7 +295,7 @@ async def test_a_pid_that_is_used_again_is_not_signalled(kernel: k.Kernel, tmp_p
     then that process is not signalled, and the command is lost."""
     await begin(kernel, tmp_path, [start(SLEEPER)], "ok")
     await kernel.end("s")
-    [path] = (kernel.directory / f"commands-{kernel.node_id}").glob("*/runner")
+    [path] = (kernel.directory / f"commands-{kernel.machine}").glob("*/runner")
     found = runner(kernel)
     other = await asyncio.create_subprocess_exec("sleep", "1000")
     try:
@@ -318,6 +322,93 @@ async def test_a_lost_node_loses_its_commands(kernel: k.Kernel, tmp_path: Path) 
     assert (await told(kernel))[0].startswith(f"Command {job()} is lost: nothing is known of its end")
     assert await kernel.service.journal.submit(lambda tx: commands.lost(tx, ["another"])) == 0
     kernel.check()
+
+
+async def test_another_node_of_the_machine_takes_over(
+    store: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given commands at work and one that has ended, when Ray is started anew, so that the node has another id, then
+    those go on, are read and stopped, and are not lost, also when their own node is missed for long; what the other one
+    has written can be read."""
+    monkeypatch.setattr(commands_of_nodes, "GONE_SECONDS", 0.5)
+    os.mkfifo(tmp_path / "go")
+    waiter = "echo again >> begun; echo one; read _ < go; echo two; exit 3"
+    before = k.Kernel(store, server, tmp_path)
+    await before.start(2)
+    replies: list[Any] = [[start(waiter), start(SLEEPER), start("echo over")], "ok", "heard of the end"]
+    replies += [[read(job(), after=0), read(job(2)), ("stop_job", {"job": job(1)})], "read", "ok", "ok"]
+    await begin(before, tmp_path, *replies)
+    await heard(before, job(2))
+    await before.lose()
+    after = k.Kernel(store, server, tmp_path, node_id="node2", machine=before.machine)
+    await after.start(2)
+    try:
+        looked = after.service.commands
+        await until(lambda: len(looked._watched) == 2)
+        await asyncio.sleep(1.0)  # longer than nodes are missed
+        assert await states(after) == {job(): "started", job(1): "started", job(2): "ended"}
+        await after.send("s", run_id="second")
+        await after.end("s", "second")
+        first, over, _ = (await after.results())[-3:]
+        assert first == "one\n\n[running; bytes 0 to 4 of 4]"
+        assert over == "over\n\n[has ended (exit code 0); bytes 0 to 5 of 5]"
+        await heard(after, job(1))
+        await asyncio.to_thread((tmp_path / "go").write_text, "\n")
+        await heard(after, job())
+        assert await states(after) == {job(): "ended", job(1): "stopped", job(2): "ended"}
+        assert (await told(after))[-1].endswith("The end of its output:\none\ntwo\n")
+        assert (tmp_path / "begun").read_text() == "again\n"
+    finally:
+        await after.stop()
+
+
+async def test_two_nodes_of_a_machine(store: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given two nodes of one machine, then neither takes over, ends or removes what the other one has; a command of a
+    node without a process here is lost when its node was missed for long."""
+    if store.startswith("sqlite"):
+        pytest.skip("one service serves all nodes")
+    both = [k.Kernel(store, server, tmp_path, node_id=name, machine="one") for name in ("a", "b")]
+    for kernel in both:
+        await kernel.start(1)
+    a, b = both
+    try:
+        for kernel in both:
+            await kernel.take_up(b.generation, ["a", "b"])
+        await begin(a, tmp_path, [start(SLEEPER)], "ok")
+        await a.end("s")
+        mine, others = (a.service.commands, b.service.commands) if a.service.commands._watched else (
+            b.service.commands, a.service.commands
+        )  # fmt: skip
+        await others._look()
+        assert (len(mine._watched), len(others._watched)) == (1, 0)
+        await a.ask("close", "s", "done")
+        await a.until("s", "command_ended")
+        assert await states(a) == {job(): "stopped"}
+    finally:
+        await asyncio.gather(*(kernel.stop() for kernel in both))
+
+
+async def test_what_nobody_takes_over_is_lost(
+    store: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a command of a node that is gone, on another machine, then it is lost when it was missed for long enough to
+    have ended there, and not before."""
+    before = k.Kernel(store, server, tmp_path)
+    await before.start(2)
+    await begin(before, tmp_path, [start(SLEEPER)], "ok", "lost")
+    await before.end("s")
+    os.kill(runner(before)["pid"], 9)
+    await before.lose()
+    monkeypatch.setattr(commands_of_nodes, "GONE_SECONDS", 1.0)
+    after = k.Kernel(store, server, tmp_path, node_id="node2")
+    await after.start(2)
+    try:
+        assert await states(after) == {job(): "started"}
+        await heard(after, job())
+        assert await states(after) == {job(): "lost"}
+        assert (await told(after))[0].endswith("\nread_command reads what is left of its output.")
+    finally:
+        await after.stop()
 
 
 async def test_a_removed_session_leaves_nothing(kernel: k.Kernel, tmp_path: Path) -> None:

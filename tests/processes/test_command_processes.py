@@ -8,11 +8,13 @@ import fcntl
 import json
 import os
 import resource
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from understudy.actors.guarded import guarded
 from understudy.commands import CommandEnd, CommandProcess
@@ -157,6 +159,17 @@ async def test_a_number_that_is_used_again(commands: LocalCommands, tmp_path: Pa
     assert await commands.ended("k") == CommandEnd(-9)
     other.kill()
     await other.wait()
+
+
+async def test_a_runner_that_was_killed(commands: LocalCommands, tmp_path: Path) -> None:
+    """Given a command whose runner was killed, then it is lost, with the end of its output, which has no secret; who
+    does not know what is one says nothing of that."""
+    await commands.start("k", process("echo sesame-street; exec sleep 1000", tmp_path))
+    await commands.grown("k", 0, 20.0)
+    os.kill(json.loads((tmp_path / "commands" / "k" / "runner").read_text())["pid"], signal.SIGKILL)
+    lost = CommandEnd(problem="is lost: what ran it was killed", lost=True)
+    assert await commands.ended("k") == replace(lost, tail="***\n")
+    assert await LocalCommands(str(tmp_path / "commands")).ended("k") == lost
 
 
 async def test_what_is_left_of_nodes_that_are_gone(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.commands import COMMAND, LOST, READ_COMMAND, START_COMMAND, CommandEnd, CommandProcess
+from understudy.events import CommandEnded, Event
 from understudy.jobs import LIST_JOBS, STOP_JOB
 from understudy.store.db import statements
 from understudy.store.db.statements import EVENT, MESSAGE, RUN, SESSION
@@ -61,13 +62,19 @@ class SimulatedCommands:
     """The commands of a machine, as its node services see them (`understudy.ports.CommandProcesses`).
 
     Attributes:
+        nodes: those of Ray that are on it. Commands go on while one is there.
         there: what can be found of commands.
     """
 
-    def __init__(self, world: World, machine: Machine) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._machine = machine
+        self.nodes: list[Machine] = []
         self.there: dict[str, Running] = {}
+
+    @property
+    def alive(self) -> bool:
+        """Whether the machine is there."""
+        return any(node.alive for node in self.nodes)
 
     def open(self) -> None:
         """Look after them."""
@@ -86,7 +93,7 @@ class SimulatedCommands:
             return
         _, seconds, code, listens = process.arguments[-1].split()
         running = self.there[key] = Running(key, float(seconds), int(code), listens == "deaf")
-        self._world.commands.began(self._machine, running)
+        self._world.commands.began(self, running)
         self._world.cluster.after(running.seconds, self._over, running, CommandEnd(running.code, "done"))
         await asyncio.sleep(BEGIN_SECONDS * self._world.commands.chosen.random())
 
@@ -120,11 +127,12 @@ class SimulatedCommands:
 
     def remove(self, key: str) -> None:
         """See the port."""
-        running = self.there.pop(key)
-        self._over(running, CommandEnd(-9))
+        running = self.there.pop(key, None)
+        if running is not None:
+            self._over(running, CommandEnd(-9))
 
     def _over(self, running: Running, end: CommandEnd) -> None:
-        if running.end is not None or not self._machine.alive:
+        if running.end is not None or not self.alive:
             return
         running.end = end
         self._world.note(f"command {running.key[:8]} has ended: {end.exit_code}")
@@ -138,24 +146,40 @@ def _settle(over: asyncio.Future[None]) -> None:
 
 
 class Commands:
-    """All commands of the simulated machines, and how often each has begun."""
+    """All commands of the simulated machines, and how often each has begun. In some worlds all nodes are on one
+    machine: then a node that is lost leaves its commands there."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._on_one = random.Random(f"{world.plan.seed}/hosts").random() < 0.4
         self._machines: dict[str, SimulatedCommands] = {}
         self._starts: Counter[str] = Counter()
-        self._of: dict[str, Machine] = {}
+        self._of: dict[str, SimulatedCommands] = {}
         self.chosen = random.Random(f"{world.plan.seed}/command-times")
 
     def of(self, machine: Machine) -> SimulatedCommands:
-        """Those of a machine."""
-        return self._machines.setdefault(machine.node_id, SimulatedCommands(self._world, machine))
+        """Those that a node finds on its machine."""
+        found = self._machines.setdefault("" if self._on_one else machine.node_id, SimulatedCommands(self._world))
+        if machine not in found.nodes:
+            found.nodes.append(machine)
+        return found
 
-    def began(self, machine: Machine, running: Running) -> None:
+    def committed(self, event: Event) -> None:
+        """An event was committed: nothing is lost that another node finds on its machine."""
+        if not self._on_one or not isinstance(event, CommandEnded) or event.state != LOST:
+            return
+        table = statements.COMMAND
+        with self._world.store.committed() as connection:
+            wanted = select(table.c.key).where(table.c.session_id == event.session_id, table.c.job == event.job)
+            key = connection.execute(wanted).scalar()
+        if key in self._machines[""].there:
+            self._world.invariants.violated(f"command {event.job} of {event.session_id} is lost, and is there")
+
+    def began(self, machine: SimulatedCommands, running: Running) -> None:
         """A command has begun: it may not again, wherever."""
         self._starts[running.key] += 1
         self._of[running.key] = machine
-        self._world.note(f"command {running.key[:8]} begins on {machine.node_id}")
+        self._world.note(f"command {running.key[:8]} begins on the machine of {machine.nodes[0].node_id}")
         self._world.counts["commands"] += 1
         if self._starts[running.key] > 1:
             self._world.invariants.violated(f"command {running.key} began {self._starts[running.key]} times")
@@ -165,7 +189,7 @@ class Commands:
         lost that began on a machine which was there and could be reached all the time."""
         for node_id, there in self._machines.items():
             for running in there.there.values():
-                if running.end is None and there._machine.alive:
+                if running.end is None and there.alive:
                     yield f"command {running.key} is at work on {node_id}, and all work has ended"
         table = statements.COMMAND
         sessions = {row.session_id: row for row in connection.execute(select(SESSION.c.session_id, SESSION.c.closed))}
@@ -194,8 +218,8 @@ class Commands:
             machine = self._of.get(row.key)
             if row.state == LOST and row.node_id and machine is not None:
                 counts["lost commands"] += 1
-                if machine.alive and not machine.disturbed_until:
-                    yield f"{name} is lost, and its machine {machine.node_id} is there"
+                if machine.alive and not any(node.disturbed_until for node in machine.nodes):
+                    yield f"{name} is lost, and its machine is there"
 
 
 def some_with_commands(chosen: random.Random, work: tuple[Work, ...]) -> tuple[Work, ...]:
@@ -222,7 +246,7 @@ def with_commands(chosen: random.Random, work: Work) -> Work:
             thinking[at:at] = [round(chosen.choice((0.0, 0.3, 3.0)) * chosen.random(), 3) for _ in more]
         return json.dumps(said)
 
-    spec = {**work.spec, "tools": [*work.spec["tools"], *tools], "workspace": "/"}
+    spec = {**work.spec, "tools": [*work.spec["tools"], *tools], "workspace": "/tmp"}
     return retold(replace(work, spec=spec), added, kinds=INPUTS)
 
 

@@ -211,6 +211,12 @@ def test_each_seeded_fault_has_its_place() -> None:
                 assert source.count(old) == 1, fault.name
 
 
+def test_commands_begin(simulate: Simulate) -> None:
+    """Given plans with commands in the background, then some begin: what the product refuses tests nothing."""
+    seeds = islice((seed for seed in range(400) if "commands" in draw(seed, "sqlite").features()), 4)
+    assert any(re.search(r"'commands': \d", simulate("--seed", str(seed)).stdout) for seed in seeds)
+
+
 def test_seeds_that_can_not_show_a_fault_are_passed_over() -> None:
     """Given what a fault needs, then only seeds are simulated whose plans have one alternative of each."""
     fault = replace(read()["defect-2-kills-among-probes"], needs=("slow_kill|pause_node", "machines"), first=0)

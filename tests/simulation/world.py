@@ -369,6 +369,7 @@ class World:
             self.invariants.committed(self.scheduler.current.name, generation, began, committed, events)
             for event in events:
                 self.faults.committed(event)
+                self.commands.committed(event)
                 for client in self.clients:
                     client.committed(event)
             return committed
