@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -407,11 +408,14 @@ class Client:
             pass
 
     async def _answer(self, session_id: str, question: dict[str, Any]) -> None:
-        kind = question["kind"]
+        kind, text = question["kind"], "said so"
         decision = self._random.choice(("ok", "rerun")) if kind == "in_doubt" else "ok"
+        if question.get("form"):  # a server's
+            decision = self._random.choice(("ok", "ok", "error"))
+            text = json.dumps({"word": f"word {question['asked']}"}) if decision == "ok" else "no"
         try:
             await self.request(
-                "answer", session_id, question["call_id"], decision, "" if decision == "rerun" else "said so",
+                "answer", session_id, question["call_id"], decision, "" if decision == "rerun" else text,
                 question["asked"], new_identifier(), session_id=session_id,
             )  # fmt: skip
             self.world.counts["answered"] += 1

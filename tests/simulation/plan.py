@@ -25,7 +25,7 @@ from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .jobs import some_with_jobs
 from .recalling import some_recalling
-from .servers import some_with_servers
+from .servers import have_servers, some_with_servers
 from .tasks import retold
 from .tools import BY_POLICY, TOOLS
 from .typed import output
@@ -131,6 +131,7 @@ class Plan:
         stuck: share of the model calls that take very long, unless they are made again.
         limit: requests that the endpoint takes in any minute; 0 for any number. The profile says so if it is even.
         reports: tools report what they do, and clients follow the answers as they stream.
+        asks: share of the calls of MCP servers during which these ask a person.
         responses: the endpoint makes responses in the background, and keeps them.
         forked: share of the frames whose tools leave a process that keeps the frame's connections open: nobody hears of
             such a frame's end.
@@ -152,6 +153,7 @@ class Plan:
     reports: bool = False
     limit: int = 0
     responses: bool = False
+    asks: float = 0.0
 
     def to_json(self) -> str:
         """All of it, as a regression keeps it."""
@@ -171,7 +173,7 @@ class Plan:
         """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; which calls are slow
         (`slow commit`); and what happens at which event (`kill_frame at tool_started`)."""
         found = {"machines"} if self.machines > 1 else set()
-        simple = ("astray", "stuck", "forked", "reports", "limit", "responses")
+        simple = ("astray", "stuck", "forked", "reports", "limit", "responses", "asks")
         found |= {name for name in simple if getattr(self, name)}
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
@@ -596,7 +598,7 @@ def tool_hosts(
 ) -> tuple[Fault, ...]:  # fmt: skip
     """The same faults; and tool hosts, if there are any, die or stand still, mostly when they have calls; so do frames
     and node services then, at whose death nothing may be done twice."""
-    if not any("mcp_servers" in item.spec for item in work) or chosen.random() < 0.3:
+    if not have_servers(work) or chosen.random() < 0.3:
         return others
     found = list(others)
     for _ in range(chosen.choice((1, 2, 4))):
@@ -876,4 +878,5 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         reports=random.Random(f"{seed}/reports").random() < 0.3,
         limit=limits.choice((30, 31, 60, 61, 240)) if limits.random() < 0.2 else 0,
         responses=random.Random(f"{seed}/responses").random() < 0.2,
+        asks=0.4 if have_servers(work) and random.Random(f"{seed}/asks").random() < 0.5 else 0.0,
     )  # fmt: skip

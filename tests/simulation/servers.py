@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections import defaultdict
@@ -11,12 +12,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
+from sqlalchemy import select
 
+from understudy.identifiers import new_identifier
 from understudy.ports import ToolHost
+from understudy.store.db.statements import QUESTION
 from understudy.tool_host.hosted_servers import Ask, HostedServers
 from understudy.tool_hosting import (
+    ACCEPT,
+    CANCEL,
     LOST,
     OK,
+    Elicitation,
+    ElicitationAnswer,
     HostAttached,
     ServerAnswer,
     ServerCall,
@@ -48,11 +56,20 @@ SCHEMA: dict[str, Any] = {
 }
 
 
+FORM: dict[str, Any] = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+"""Of the answers to its questions."""
+
+
 def some_with_servers(chosen: random.Random, work: tuple[Work, ...]) -> tuple[Work, ...]:
     """The work of a plan; in some plans its root sessions have an MCP server, and call it."""
     if chosen.random() >= 0.2:
         return work
     return tuple(with_server(chosen, item) for item in work)
+
+
+def have_servers(work: tuple[Work, ...]) -> bool:
+    """Whether some sessions of this work have an MCP server."""
+    return any("mcp_servers" in item.spec for item in work)
 
 
 def with_server(chosen: random.Random, work: Work) -> Work:
@@ -113,6 +130,19 @@ class Served:
         """How often a call was made."""
         return len(self._made[key])
 
+    def answered(self, call: ServerCall, said: ElicitationAnswer) -> None:
+        """A server is told what a person says to a question of its: what is committed, or that nobody says anything."""
+        self._world.counts[f"server questions: {said.action}"] += 1
+        if said.action == CANCEL:
+            return
+        with self._world.store.committed() as connection:
+            where = QUESTION.c.elicitation == said.id
+            answers = connection.execute(select(QUESTION.c.answer).where(where)).scalars().all()
+        content = json.dumps(said.content) if said.action == ACCEPT else None
+        told = [(answer["decision"], answer["text"] if content else None) for answer in answers if answer]
+        if told != [("ok" if content else "error", content)]:
+            self._world.invariants.violated(f"{call.key}: its server is told {said}, and committed is {told}")
+
     def _is_lost(self, made: Made) -> bool:
         elsewhere = self._world.machine_of(made.process) is not self._world.machine_of(self._world.scheduler.current)
         return made.lost or made.process.dead or elsewhere
@@ -137,12 +167,21 @@ class SimulatedServer:
         try:
             made = self._world.invariants.served.make(call)
             await asyncio.sleep(given["seconds"])
+            await self._ask_some(call, ask)
         finally:
             self.in_flight -= 1
         if self._world.invariants.served.times(call.key) <= given["dies"]:
             made.lost = True
             return ServerAnswer(LOST, "it died")
         return ServerAnswer(OK, f"served {given['name']}")
+
+    async def _ask_some(self, call: ServerCall, ask: Ask) -> None:
+        """In some calls it asks a person, once or twice."""
+        chosen = random.Random(f"{self._world.plan.seed}/asks {call.key} {call.attempt}")
+        while chosen.random() < self._world.plan.asks:
+            asked = Elicitation(new_identifier(), "which word?", FORM)
+            self._world.counts["server questions"] += 1
+            self._world.invariants.served.answered(call, await ask(asked))
 
     async def close(self) -> None:
         pass
