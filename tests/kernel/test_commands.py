@@ -362,12 +362,10 @@ async def test_another_node_of_the_machine_takes_over(
         await after.stop()
 
 
-async def test_two_nodes_of_a_machine(store: str, server: OfflineServer, tmp_path: Path) -> None:
+async def test_two_nodes_of_a_machine(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given two nodes of one machine, then neither takes over, ends or removes what the other one has; a command of a
     node without a process here is lost when its node was missed for long."""
-    if store.startswith("sqlite"):
-        pytest.skip("one service serves all nodes")
-    both = [k.Kernel(store, server, tmp_path, node_id=name, machine="one") for name in ("a", "b")]
+    both = [k.Kernel(postgres, server, tmp_path, node_id=name, machine="one") for name in ("a", "b")]
     for kernel in both:
         await kernel.start(1)
     a, b = both

@@ -209,7 +209,7 @@ VALUES = {
     "session_id": "s-lead", "run_id": "r", "session_ids": ["s-lead", "s-tools"], "writer": "writer-node1",
     "after": 0, "limit": 100, "nodes": ["node1"], "digest": "digest", "sink": "spans", "node_id": "node1",
     "until": 1 << 60, "since": 0, "frame_id": "f0", "call_id": "r/1/0",
-    "scope": "session", "owner": "s-noting",
+    "scope": "session", "owner": "s-noting", "keys": ["a-key", "another"],
 }  # fmt: skip
 
 
