@@ -109,7 +109,8 @@ class CallOutcomes:
     def _left(
         self, call: CallState, spec: dict[str, Any] | None, known: dict[str, Outcome]
     ) -> tuple[Outcome, int, InboxItem | None]:
-        """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none."""
+        """What is said of a call whose run ends first: an answer that was accepted for it, or that there is none. One
+        for a server, or to run the call again, is done with then."""
         if call.state == "requested" and call.call_id in known:
             return known[call.call_id], call.executions, None
         item = answer_to(call, self._window.inbox)  # also of one that asked in this activation
@@ -121,8 +122,8 @@ class CallOutcomes:
         goes_on = begun is not None and may_go_on(begun)
         if goes_on or self._is_left_to_server(call, spec):
             outcome = Outcome("interrupted", GOES_ON if goes_on else GIVEN_UP, max(0, now() - since), since)
-            return outcome, executions, None
-        return without_result(call, _died_at(call, spec)), call.executions, None
+            return outcome, executions, item
+        return without_result(call, _died_at(call, spec)), call.executions, item
 
     def _is_left_to_server(self, call: CallState, spec: dict[str, Any] | None) -> bool:
         """Whether a server was at a call that is given up, which may have had its effect."""

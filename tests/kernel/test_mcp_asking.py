@@ -223,6 +223,26 @@ async def test_nobody_answers_a_call_that_is_cancelled(store: str, tmp_path: Pat
         kernel.check()
 
 
+async def test_an_answer_whose_call_is_steered_away_from(dsn: str, tmp_path: Path) -> None:
+    """Given an answer for a server that no process has passed on, when a message interrupts the call, then the answer
+    is done with as the call is, and the server is told that nobody says anything."""
+    go(tmp_path, 1)
+    async with k.running(dsn, tmp_path) as kernel:
+        asked = await begin(kernel, agent(tmp_path, order()))
+        for worker in list(kernel.workers.values()):
+            kernel.kill(worker, replace=False)
+        await say(kernel, asked)
+        await kernel.ask("steer", "s", {"content": "go on without it", "interrupt": True})
+        kernel.add_frame()
+        [again] = await kernel.paused("s")
+        await until_called(tmp_path, "order answer 1: cancel None")
+        assert again["call_id"] != asked["call_id"]
+        assert await kernel.results() == [GIVEN_UP]
+        kernel.check()
+        await say(kernel, again)
+        await kernel.end("s")
+
+
 async def test_a_question_that_no_node_service_knows_is_given_up(dsn: str, tmp_path: Path) -> None:
     """Given a question whose node service has died, and whose session then ended without a process, when another
     session needs the host, then the call is given up there, but not that of a session that still waits."""
