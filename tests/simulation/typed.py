@@ -51,7 +51,8 @@ def without_rejected(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             # Of other calls in the same round, and what is attached to these.
             while heard[-1]["role"] == "tool" or content_text(heard[-1]).startswith(ATTACHMENTS_MARK):
                 heard.pop()
-            heard.pop()
+            if heard[-1]["role"] == "assistant":  # an empty one is not sent
+                heard.pop()
         else:
             heard.append(message)
     return heard
