@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.approvals import result_of
+from understudy.approvals import IN_DOUBT, result_of
 from understudy.messages import AGENT_PROCESS, interrupted
 from understudy.records import CallState
 
-from .asking import IN_DOUBT, began
+from .asking import began
 from .execution import Outcome, now
 
 

@@ -11,18 +11,13 @@ import json
 import time
 from typing import Any
 
+from understudy.approvals import IN_DOUBT, QUESTION
 from understudy.messages import encodable
 from understudy.records import Ask, CallState, InboxItem
 from understudy.tool_hosting import ACCEPT, CANCEL, DECLINE, Elicitation, ElicitationAnswer
 
 REQUEST_USER_INPUT = "request_user_input"
 """The tool by which a model asks a person; the session loop executes it itself."""
-
-QUESTION = "question"
-"""The kind of its questions."""
-
-IN_DOUBT = "in_doubt"
-"""The kind of those about calls that had started when a process died that was at them."""
 
 SHOWN_ARGUMENTS = 2_000
 """Characters of a call's arguments that a person is shown."""
@@ -117,5 +112,5 @@ def began(call: CallState, answer: dict[str, Any]) -> int:
     """When an answered call began: a question when it was asked, a wait when the model wanted it, one in doubt nobody
     knows when."""
     now = time.time_ns() // 1000
-    since = answer.get("since") or (call.updated_at if answer["kind"] == "question" else now)
+    since = answer.get("since") or (call.updated_at if answer["kind"] == QUESTION else now)
     return min(since or now, now)

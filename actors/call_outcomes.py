@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from understudy.approvals import IN_DOUBT, QUESTION
 from understudy.confinement import confinement_of
 from understudy.errors import ToolError
 from understudy.events import ToolInDoubt, ToolStarted
@@ -23,7 +24,7 @@ from understudy.tool_hosting import Elicitation
 
 from .answers import outcome_of, without_result
 from .approval import Permitted, as_edited, by_rules, permit, with_edit, with_time_out
-from .asking import IN_DOUBT, QUESTION, answer_for_server, answer_to, ask_about, ask_for_server
+from .asking import answer_for_server, answer_to, ask_about, ask_for_server
 from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import wanted_by

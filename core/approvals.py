@@ -18,6 +18,12 @@ APPROVAL = "approval"
 """The kind of a question about a call that may not be executed without an approval; the origin of what is remembered.
 """
 
+QUESTION = "question"
+"""The kind of a question of the model's, or of an MCP server's."""
+
+IN_DOUBT = "in_doubt"
+"""The kind of a question about a call that had started when a process died that was at it."""
+
 APPROVE, REJECT = "approve", "reject"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from understudy.approvals import IN_DOUBT, QUESTION
 from understudy.errors import (
     AnswerConflict,
     DeadlineExceeded,
@@ -71,7 +72,7 @@ SHOWN_ARGUMENTS = 100
 AT_WORK = frozenset({"running", "waiting_for_model", "waiting_for_timer"})
 """Statuses of sessions that go on without a person."""
 
-ANSWERED_HERE = ("question", "in_doubt")
+ANSWERED_HERE = (QUESTION, IN_DOUBT)
 """Kinds of `PendingInput` that a terminal takes an answer to; others are shown, with the command that answers them."""
 
 RERUN, FAILED = "/rerun", "/failed"
@@ -376,7 +377,7 @@ def ask(item: PendingInput) -> tuple[str, dict[str, bool]] | None:
     errors.print(f"[bold]{escape(item.prompt)}[/bold]", soft_wrap=True)
     for number, option in enumerate(item.options, 1):
         errors.print(f"  {number}. {escape(option)}", soft_wrap=True)
-    doubt = item.kind == "in_doubt"
+    doubt = item.kind == IN_DOUBT
     how = f"its result, {RERUN}, or {FAILED} REASON; " if doubt else "a number or a text; " if item.options else ""
     while True:
         errors.print(f"[dim]({how}an empty line puts the answer off)[/dim] > ", end="", soft_wrap=True)
@@ -396,9 +397,9 @@ def read_answer(line: str, item: PendingInput) -> tuple[str, dict[str, bool]]:
         InvalidInput: it says that the call failed, and not why.
     """
     word, _, reason = line.partition(" ")
-    if item.kind == "in_doubt" and line == RERUN:
+    if item.kind == IN_DOUBT and line == RERUN:
         return "", {"rerun": True}
-    if item.kind == "in_doubt" and word == FAILED:
+    if item.kind == IN_DOUBT and word == FAILED:
         if not reason.strip():
             raise InvalidInput(f"say why, behind {FAILED}")
         return reason.strip(), {"failed": True}

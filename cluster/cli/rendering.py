@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
-from understudy.approvals import APPROVAL
+from understudy.approvals import APPROVAL, IN_DOUBT
 from understudy.events import Event
 from understudy.messages import Message, Usage
 from understudy.prices import money
@@ -121,7 +121,7 @@ def print_pending(session_id: str, pending: Sequence[PendingInput], console: Con
         console.print(f"  {escape(item.prompt)}", soft_wrap=True)
         if item.options:
             console.print(f"  options: {escape(', '.join(item.options))}")
-        again = "; or --rerun instead of TEXT" if item.kind == "in_doubt" else ""
+        again = "; or --rerun instead of TEXT" if item.kind == IN_DOUBT else ""
         how = f"understudy answer {call} {'TEXT' if item.form is None else 'JSON'}{again}"
         if item.kind == APPROVAL:
             how = f"understudy approve {call}; or: understudy reject {call} --reason TEXT"

@@ -9,14 +9,13 @@ from typing import Any
 
 import mcp_types as types
 
-from understudy.approvals import APPROVAL, APPROVE, REJECT
+from understudy.approvals import APPROVAL, APPROVE, QUESTION, REJECT
 from understudy.errors import AnswerConflict, NotAsked
 from understudy.reads import PendingInput
 
 from .results import RunResult
 from .session_handle import Session
 
-QUESTION = "question"
 RERUN, DONE, FAILED = "run it again", "it has its result", "it failed"
 
 

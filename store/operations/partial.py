@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from understudy import events
+from understudy import approvals, events
 from understudy.approvals import result_of
 from understudy.messages import GIVEN_UP, INTERRUPTED, Message, storable
 from understudy.records import child_text
@@ -96,11 +96,11 @@ def _settle(tx: Transaction, row: SessionRow, call: Row, result: dict[str, Any] 
         outcome, content = "ok" if result["status"] == "completed" else "error", storable(child_text(result))
     elif result is not None and (found := result_of(result)) is not None:
         outcome, content = found
-    elif kind == "question" and call["executions"] > 0:  # a server's, which is at the call
+    elif kind == approvals.QUESTION and call["executions"] > 0:  # a server's, which is at the call
         outcome, content = "interrupted", GIVEN_UP
     elif (
         (call["state"] == "started" and call["child_id"] is None)
-        or kind == questions.IN_DOUBT
+        or kind == approvals.IN_DOUBT
         or (call["state"] == "asked" and call["executions"] > 0)
     ):
         outcome, content = "interrupted", INTERRUPTED

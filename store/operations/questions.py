@@ -9,8 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 from sqlalchemy import func, select, update
 
-from understudy import events
-from understudy.approvals import APPROVAL, APPROVE, REJECT, memory
+from understudy import approvals, events
+from understudy.approvals import APPROVAL, APPROVE, IN_DOUBT, REJECT, memory
 from understudy.errors import AnswerConflict, InvalidInput, NotAsked
 from understudy.messages import encodable, storable
 from understudy.protocol import Decision
@@ -22,9 +22,7 @@ from ..db.statements import QUESTION, RUN
 from ..transaction import Transaction
 from .waiting import QUESTION_TIMER, go_on, hand_in
 
-IN_DOUBT = "in_doubt"
-
-DECISIONS = {"question": ("ok", "error"), IN_DOUBT: ("ok", "error", "rerun"), APPROVAL: (APPROVE, REJECT)}
+DECISIONS = {approvals.QUESTION: ("ok", "error"), IN_DOUBT: ("ok", "error", "rerun"), APPROVAL: (APPROVE, REJECT)}
 """What a person can say of a call, by the kind of its question (`Decision`)."""
 
 ABORTED = {"decision": "aborted", "text": "given up: nobody will answer this call"}
