@@ -89,9 +89,7 @@ def main() -> None:
         found = wait_for(cluster, lambda now: now[KILLED].status == "waiting_for_model" and now[KILLED].seq > 6)
         (killed,) = [info.id for info in found if info.name == KILLED]
         assert cluster.kill(killed)
-        print_tree(
-            wait_for(cluster, lambda now: now["docs"].status == "completed" and now[KILLED].restarts > 0)
-        )
+        print_tree(wait_for(cluster, lambda now: now["docs"].status == "completed" and now[KILLED].restarts > 0))
         background.wait(photograph(cluster))
 
 

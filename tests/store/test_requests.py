@@ -12,7 +12,7 @@ from sqlalchemy import func, select, update
 
 from understudy.cluster.ray.connection import Connection
 from understudy.config import Settings
-from understudy.errors import CannotDrain
+from understudy.errors import CannotDrain, StoreOwned
 from understudy.store.db.statements import REQUEST, RUN
 from understudy.store.operations import activation, beginnings, endings, requests
 from understudy.store.upkeep import retention
@@ -359,3 +359,32 @@ async def db(tmp_path: Path) -> AsyncIterator[Store]:
         await made.own()
         await made.create("s")
         yield made
+
+
+async def test_a_repeated_note_undoes_no_later_one(kernel: k.Kernel) -> None:
+    """Given a note that was set, changed and removed by later requests, when the earlier ones are repeated, then each
+    gets its answer again and the note stays as the last one left it."""
+    await kernel.spawn("s", k.spec())
+    notes = ("read", "notes", ["session", "s"], {})
+    first, second = {"key": "n", "text": "first"}, {"key": "n", "text": "second"}
+    version = await kernel.ask("set_note", "s", first, "one")
+    await kernel.ask("set_note", "s", second, "two")
+    assert await kernel.ask("set_note", "s", first, "one") == version
+    assert [note["text"] for note in await kernel.ask(*notes)] == ["second"]
+    assert await kernel.ask("delete_note", "s", "n", "three") is True
+    await kernel.ask("set_note", "s", second, "four")
+    assert await kernel.ask("delete_note", "s", "n", "three") is True
+    assert [note["text"] for note in await kernel.ask(*notes)] == ["second"]
+
+
+async def test_a_late_renewal_holds_the_store_for_a_lease_at_most(tmp_path: Path) -> None:
+    """Given a store that its owner gave up, when a late attempt of its last renewal arrives, then the next owner waits
+    for that lease, and not for longer."""
+    lease = 200_000
+    async with opened(f"sqlite:///{tmp_path}/store.db") as db:
+        generation = await db.own("me")
+        await db.do(activation.renew, generation, "me", 0)
+        await db.do(activation.renew, generation, "me", lease)
+        with pytest.raises(StoreOwned) as refused:
+            await db.do(activation.acquire, "you", lease, may_take=lambda _: False)
+        assert refused.value.details["seconds"] <= lease / 1e6
