@@ -326,7 +326,7 @@ class Supervisor:
             self._tasks.spawn(self.drains.heed(notices))
 
     def _lose(self, node: Node) -> None:
-        """A node is gone, or cut off: the others take up its sessions.
+        """A node is gone, or cut off: the others adopt its sessions.
 
         If it is only cut off its processes may live on. That is harmless: under the next generation its service
         activates nothing more, and with its next activation elsewhere a session has an epoch under which its old frame

@@ -259,7 +259,7 @@ def drain(
 ) -> int:
     """Have a node's sessions finish what they are at and go on elsewhere, before the node goes.
 
-    No model call is paid twice and no tool is cut off before the timeout. Without NODE: show what is drained.
+    Until the timeout no tool is cut off and model calls in flight are waited for. Without NODE: show what is drained.
     """
     if here:
         if node is not None or undo or stop:

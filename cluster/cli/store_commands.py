@@ -366,7 +366,7 @@ def check(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Prove from the tables alone that nothing was lost, doubled or left over. Exit code 1 if something was."""
+    """Check the tables against each other: nothing missing, doubled or left over. Exit code 1 if something is."""
     from understudy.store.check.check import check as find_violations
     from understudy.store.upkeep import archive, maintenance
 
