@@ -224,6 +224,23 @@ def test_commands_exist() -> None:
         command.make_context(command.name, arguments, parent=context)
 
 
+def test_an_overlay_as_documented_is_in_order(tmp_path: Path) -> None:
+    """Given an overlay with the patches that the documentation shows for an operator, PostgreSQL and Redis elsewhere,
+    when it is rendered, then they are let through, and nothing is found in it."""
+    [patches] = re.findall(r"```yaml\n(patches:.*?)```", DOCUMENTATION, re.S)
+    base = os.path.relpath(ROOT / "k8s" / PRODUCTION, tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{base}]\nnamespace: agents\n{patches}")
+    documents = render(str(tmp_path))
+    assert check_manifests(documents) == []
+    policies = of_kind(documents, "NetworkPolicy")
+    [head] = [pod for pod in pods(documents) if pod.role == "head"]
+    operator = network.Peer("the operator", network.FALSE_OPERATOR.labels, "default")
+    assert network.passes(policies, head, "from", operator, 8265)
+    assert network.passes(policies, head, "to", network.Peer("PostgreSQL", address="10.8.0.12"), 5432)
+    redis = network.Peer("Redis", {"app.kubernetes.io/name": "redis"}, "redis")
+    assert network.passes(policies, head, "to", redis, 6379)
+
+
 def test_people_are_told_of_the_secret() -> None:
     """The documentation has people make the Secret with each key that the manifests want."""
     for name, keys in PROVIDED.items():

@@ -30,9 +30,11 @@ STRANGER = Peer("another pod of the namespace", {"app": "other"})
 DNS = Peer("the cluster's DNS", {"k8s-app": "kube-dns"}, "kube-system")
 NODE_DNS = Peer("the node's DNS cache", address="169.254.20.10")
 OPENSHIFT_DNS = Peer("OpenShift's DNS", {"dns.operator.openshift.io/daemonset-dns": "default"}, "openshift-dns")
-FALSE_DNS = Peer("a pod that calls itself DNS", {"k8s-app": "kube-dns"}, "default")
+FALSE_DNS = Peer("a pod that calls itself DNS", {"k8s-app": "kube-dns"}, "elsewhere")
 PROMETHEUS = Peer("Prometheus", {"app.kubernetes.io/name": "prometheus"}, "monitoring")
-FALSE_OPERATOR = Peer("a pod that calls itself the operator", {"app.kubernetes.io/name": "kuberay-operator"}, "default")
+FALSE_OPERATOR = Peer(
+    "a pod that calls itself the operator", {"app.kubernetes.io/name": "kuberay-operator"}, "elsewhere"
+)
 FALSE_OPERATOR_HERE = Peer("a pod of ours that calls itself the operator", FALSE_OPERATOR.labels)
 API_SERVER = Peer("the API server", address="172.20.0.1")
 INTERNET = Peer("the internet", address="203.0.113.7")
