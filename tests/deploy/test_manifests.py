@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -222,6 +223,16 @@ def test_commands_exist() -> None:
             if hasattr(command, "resolve_command"):
                 context = command.make_context(command.name, [*arguments], parent=context, resilient_parsing=True)
         command.make_context(command.name, arguments, parent=context)
+
+
+def test_ray_is_as_the_manifests_take_it() -> None:
+    """Ray's autoscaler reads its token where ours is mounted, its probes need no token, and it has the function that
+    the operator's Job cleans up Redis with."""
+    provider = import_module("ray.autoscaler._private.kuberay.node_provider")
+    files = (provider.IN_CLUSTER_TOKEN_PATH, provider.IN_CLUSTER_CA_CERT_PATH)
+    assert files == (f"{kuberay.ACCOUNT}/token", f"{kuberay.ACCOUNT}/ca.crt")
+    assert "/api/healthz" in import_module("ray.dashboard.http_server_agent").PUBLIC_EXACT_PATHS
+    assert callable(import_module("ray._private.gcs_utils").cleanup_redis_storage)
 
 
 def test_an_overlay_as_documented_is_in_order(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ BY_RULES: list[Fault] = [
     (ON, "RayJob", "metadata.annotations", {"understudy/kuberay": ">=1.5"}, "does not say which operators it is for"),
     (PRODUCTION, "RayCluster", f"{HEAD}.containers.0.resources.requests.memory", "4Gi", "less than 5 GiB"),
     (PRODUCTION, "RayCluster", f"{HEAD}.containers.0.resources.requests.memory", "5000Mi", "less than 5 GiB"),
+    (PRODUCTION, "RayCluster", f"{HEAD}.containers.0.resources.requests.memory", "5G", "less than 5 GiB"),
     (PRODUCTION, "RayCluster", f"{HEAD}.securityContext.runAsNonRoot", False, "ray-head may run as root"),
     (PRODUCTION, "RayCluster", f"{WORKER}.{SECURITY}.runAsUser", 0, "ray-worker may run as root"),
     (PRODUCTION, "RayCluster", f"{WORKER}.{SECURITY}.capabilities", GONE, "ray-worker may get more rights"),

@@ -225,11 +225,14 @@ def _store(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
         yield f"{path} is on no volume"
 
 
-def _bytes(pod: Pod) -> int:
+def _bytes(pod: Pod) -> float:
     """The memory that its Ray container asks for."""
     [container, *_] = pod.containers(with_init=False)
-    asked = str(((container.get("resources") or {}).get("requests") or {}).get("memory", "0Mi"))
-    return int(asked[:-2]) << {"Mi": 20, "Gi": 30}[asked[-2:]]
+    asked = str(((container.get("resources") or {}).get("requests") or {}).get("memory", "0"))
+    number = asked.rstrip("kKMGTi")
+    binary, decimal = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}, {"": 0, "k": 3, "M": 6, "G": 9, "T": 12}
+    unit = asked.removeprefix(number)
+    return float(number) * (2 ** binary[unit] if unit in binary else 10 ** decimal[unit])
 
 
 def _images(found: list[Pod]) -> Iterator[str]:
