@@ -43,8 +43,8 @@ from understudy.identifiers import check_identifier, child_identifier, digest, n
 from understudy.messages import Message, ToolCall, Usage
 from understudy.ports import Node
 from understudy.prices import Price
-from understudy.scaling import Scaling
 from understudy.protocol import FrameIdentity, Input, NewSession, NewWakeup, StepCall, Work, packed, unpacked
+from understudy.scaling import Scaling
 from understudy.spec import AgentSpec, Budget, RestartPolicy
 from understudy.transport.signatures import signature_of
 

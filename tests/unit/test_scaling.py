@@ -173,7 +173,7 @@ def test_settings_that_can_not_be_used_are_refused(settings: dict[str, str], say
 
 
 def test_settings_of_scaling() -> None:
-    """Given limits and times, then the services have them, and say them of themselves; without limits nothing scales."""
+    """Given limits and times, then the services have them and say so; without limits nothing scales."""
     environment = {"UNDERSTUDY_STORE": "postgresql://host/db", "UNDERSTUDY_SCALE_DOWN_AFTER": "1.5"}
     assert Settings.from_environment(environment).scaling is None
     settings = Settings.from_environment({**environment, "UNDERSTUDY_NODES": "3-10"})
