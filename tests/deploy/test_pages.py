@@ -75,6 +75,16 @@ def test_every_page_is_in_the_index() -> None:
     assert "docs/README.md" in LINK.findall(README.read_text())
 
 
+def test_every_setting_is_listed() -> None:
+    """docs/settings.md has each variable `UNDERSTUDY_…` that the product reads; skills have one for commands only."""
+    folders = "actors", "cluster", "core", "gateway", "node", "observability", "store", "supervisor", "tool_host"
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r"\bUNDERSTUDY_[A-Z_]*[A-Z]\b", text)}
+    listed = set(re.findall(r"`(UNDERSTUDY_[A-Z_]+)`", (DOCS / "settings.md").read_text()))
+    assert read - listed == {"UNDERSTUDY_SKILLS"}
+    assert listed <= read
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named(PAGES))
 def test_commands_exist(page: Path) -> None:
     """Each `understudy` command of a page's listings is one, and has the options; each target of `make` is there."""
