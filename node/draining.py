@@ -1,4 +1,4 @@
-"""The drain of this node: its sessions finish what they are at, commit, and go on at other nodes."""
+"""The drain of this node: its sessions finish their tools or model call, commit, and go on at other nodes."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def drain(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Have a node's sessions finish what they are at and go on elsewhere, before the node goes.
+    """Move a node's sessions elsewhere before the node goes: each finishes its tools or its model call first.
 
     Until the timeout no tool is cut off and model calls in flight are waited for. Without NODE: show what is drained.
     """

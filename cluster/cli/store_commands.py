@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from understudy.store.transaction import Transaction
     from understudy.store.upkeep.retention import Removed
 
-app = typer.Typer(help="Look after a store: schema, archives, retention, backups, proof.", no_args_is_help=True)
+app = typer.Typer(help="Maintain a store: schema, archives, retention, backups, checks.", no_args_is_help=True)
 
 Result = TypeVar("Result")
 PATIENCE_SECONDS = 15.0
