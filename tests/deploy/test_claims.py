@@ -66,7 +66,7 @@ def test_a_promise_without_an_id_and_an_unknown_id_are_told() -> None:
     """Given another item or row in docs/guarantees.md, an id that is there twice, or a claim of an id that is gone."""
     text = claims.GUARANTEES.read_text()
     item = "- `send` is fast."
-    assert claims.without_id(text.replace("\n\n## The books", f"\n{item}\n\n## The books")) == [item]
+    assert claims.without_id(text.replace("\n\n## The consistency", f"\n{item}\n\n## The consistency")) == [item]
     assert claims.without_id(text.replace('| <a id="dies-driver"></a>', "| ")) == ["| driver | runs go on | 0 | 0 |"]
     assert claims.without_id(text + "\n## More\n\nAll is well.\n") == ["More"]
     renamed = claims.promises(text.replace('<a id="fence">', '<a id="fences">'))

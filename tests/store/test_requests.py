@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from understudy.cluster.ray.connection import Connection
-from understudy.config import Settings
+from understudy.config import ModelProfile, Settings
 from understudy.errors import CannotDrain, StoreOwned
 from understudy.store.db.statements import REQUEST, RUN
 from understudy.store.operations import activation, beginnings, endings, requests
@@ -388,3 +390,30 @@ async def test_a_late_renewal_holds_the_store_for_a_lease_at_most(tmp_path: Path
         with pytest.raises(StoreOwned) as refused:
             await db.do(activation.acquire, "you", lease, may_take=lambda _: False)
         assert refused.value.details["seconds"] <= lease / 1e6
+
+
+async def test_a_repeated_registration_brings_the_same_credentials(kernel: k.Kernel) -> None:
+    """Given a profile that was registered, when that is repeated, then the service knows it once, as it was."""
+    profile = ModelProfile("again", "key", kernel.server.url)
+    for _ in range(2):
+        await kernel.service.register(profile)
+    assert [known for known in kernel.service.profiles.all() if known.name == "again"] == [profile]
+
+
+async def test_reads_change_nothing(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a session that has had a run, when it is read and followed, repeatedly, then no row of it changes."""
+    await kernel.spawn("s", k.spec())
+    await kernel.send("s")
+    await kernel.end("s")
+
+    def rows() -> dict[str, list[Any]]:
+        with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+            tables = "session", "run", "message", "event", "tool_call", "inbox", "timer", "note", "request"
+            return {table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2, 3").fetchall() for table in tables}
+
+    before = rows()
+    for _ in range(2):
+        for what in ("info", "tree", "messages", "runs", "wakeups"):
+            await kernel.ask("read", what, ["s"], {})
+        assert (await kernel.ask("watch", "client", {"s": {"after": 0}}, 1.0))["events"]
+    assert rows() == before
