@@ -16,6 +16,7 @@ from understudy.config import ModelProfile
 from understudy.gateway import admission as admitting
 from understudy.gateway import limits as limiting
 from understudy.gateway.admission import Stopped
+from understudy.gateway.course import Course
 from understudy.gateway.fair_queue import FairQueue
 from understudy.gateway.limits import Limits
 from understudy.gateway.rate_headers import seconds_until, stated_limits
@@ -57,7 +58,7 @@ def request(priority: str = "normal", **more: Any) -> ModelRequest:
 
 async def served(limits: Limits, tree: str, done: list[tuple[float, str]], **of: Any) -> None:
     """One call that takes no time."""
-    async with limits.of("p").turn(request(**of), tree, again=False) as turn:
+    async with limits.of("p").turn(request(**of), tree, Course()) as turn:
         done.append((asyncio.get_running_loop().time() - 1_000.0, tree))
         turn.answered(Usage(of.get("tokens", 0), 0))
 
@@ -207,7 +208,7 @@ def test_a_refusal_stops_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> tuple[list[float], int]:
         limits, done = limited(), list[tuple[float, str]]()
-        async with limits.of("p").turn(request(), "t", again=False) as turn:
+        async with limits.of("p").turn(request(), "t", Course()) as turn:
             assert turn.refused({}, 20.0) == 20.0
         results = await asyncio.gather(
             *(served(limits, f"t{n}", done, deadline=10.0 if n < 2 else 30.0) for n in range(6)),
@@ -274,7 +275,7 @@ def test_trees_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
         limits = Limits()
         limits.update(ModelProfile("p", "key", "http://localhost"))
         for number in range(200):
-            async with limits.of("p").turn(ModelRequest("s/r/1", "p", "m", b"[]"), f"tree{number}"):
+            async with limits.of("p").turn(ModelRequest("s/r/1", "p", "m", b"[]"), f"tree{number}", Course()):
                 await asyncio.sleep(1.0)
             assert not limits.report().uses
         [line] = limits.of("p")._lines.values()
