@@ -198,9 +198,9 @@ class Tries:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            slow = isinstance(error, httpx2.TimeoutException) or isinstance(cause, TimeoutError)
             told = self.endpoint.clean(f"{type(cause).__name__}: {cause}")
-            raise Failure(told, "timeout" if slow else "connection") from None
+            # By its cause: the transport reports every failed connection as a timeout.
+            raise Failure(told, "timeout" if isinstance(cause, TimeoutError) else "connection") from None
         except EndpointError as error:
             self._reported_error(error.body)
 

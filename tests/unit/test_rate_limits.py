@@ -14,6 +14,7 @@ import pytest
 from understudy.cluster.client.compiling import compile_spec
 from understudy.config import ModelProfile
 from understudy.gateway import admission as admitting
+from understudy.gateway import course as measuring
 from understudy.gateway import limits as limiting
 from understudy.gateway.admission import Stopped
 from understudy.gateway.course import Course
@@ -22,7 +23,7 @@ from understudy.gateway.limits import Limits
 from understudy.gateway.rate_headers import seconds_until, stated_limits
 from understudy.messages import Usage
 from understudy.rates import Rates, RateShare, RateShares
-from understudy.records import ModelRequest
+from understudy.records import ModelAnswer, ModelRequest
 from understudy.spec import AgentSpec
 
 
@@ -235,6 +236,32 @@ def test_who_goes_away_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None
         return [at for at, _ in done]
 
     assert virtually(main(), monkeypatch) == pytest.approx([0.0, 1.05, 2.11], abs=0.05)
+
+
+def test_how_long_a_call_waits_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given one place that is taken for 40 s, then who comes meanwhile has waited for it, who gives up too, and who had
+    it at once has not; while they wait, the report says how many do."""
+
+    async def main() -> tuple[list[dict[str, int]], dict[str, int]]:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic_ns=lambda: round(loop.time() * 1e9)))
+        limits, courses = limited(max_concurrency=1), [Course() for _ in range(3)]
+
+        async def call(course: Course) -> None:
+            async with limits.of("p").turn(request(), "t", course):
+                await asyncio.sleep(40.0)
+
+        tasks = [asyncio.create_task(call(course)) for course in courses]
+        await asyncio.sleep(10.0)
+        waiting = limits.report().waiting
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return [dict(course.measured(ModelAnswer()).waited) for course in courses], waiting
+
+    assert virtually(main(), monkeypatch) == (
+        [{"p": 0}, {"p": 40_000_000}, {"p": 10_000_000}],
+        {"p": 2},
+    )
 
 
 def test_without_a_supervisor_nodes_share_equally(monkeypatch: pytest.MonkeyPatch) -> None:
