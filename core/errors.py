@@ -85,6 +85,16 @@ class InvalidConfiguration(InvalidInput):
     code = "invalid_configuration"
 
 
+class MetricsPortTaken(InvalidConfiguration):
+    """A node service can't serve its metrics on the port that it was told to: another process listens there."""
+
+    code = "metrics_port_taken"
+    hint = (
+        "Set UNDERSTUDY_METRICS_PORT to a free port, or to 0: then each service takes a free one, which "
+        "`understudy ps --json` shows. Services on one machine can't share a port; `ss -ltnp` shows who has it."
+    )
+
+
 class UnknownSession(InvalidInput):
     """No session with this id is in the store."""
 

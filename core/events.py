@@ -274,7 +274,8 @@ class ModelCallCompleted(Event, frozen=True, kw_only=True):
     Attributes:
         started_at: when the call began, microseconds since 1970 UTC.
         first_chunk: from the start to the first streamed token; 0 if not streamed.
-        retries: failed tries within the call.
+        retries: failed tries within the call, all of `retried` together.
+        waited, retried, chunk_times, currency: see `ModelAnswer`.
         redone: the tokens were paid a second time, because an earlier attempt was lost with its gateway.
         late: this attempt had been given up as lost, or its run had gone on without it.
         profile: of the fallback that gave it; empty for that of the request.
@@ -296,6 +297,10 @@ class ModelCallCompleted(Event, frozen=True, kw_only=True):
     redone: bool = False
     tool_calls: int = 0
     late: bool = False
+    waited: dict[str, int] | None = None
+    retried: dict[str, int] | None = None
+    chunk_times: list[int] | None = None
+    currency: str = ""
 
 
 class ModelCallFailed(Event, frozen=True, kw_only=True):
@@ -303,7 +308,7 @@ class ModelCallFailed(Event, frozen=True, kw_only=True):
 
     Attributes:
         usage: `Usage.to_wire()`, estimated from what had streamed; None if nothing had.
-        redone: see `ModelCallCompleted`.
+        retries, waited, retried, chunk_times, currency, redone: see `ModelCallCompleted`.
     """
 
     request_key: str = ""
@@ -318,6 +323,10 @@ class ModelCallFailed(Event, frozen=True, kw_only=True):
     late: bool = False
     usage: list[Any] | None = None
     redone: bool = False
+    waited: dict[str, int] | None = None
+    retried: dict[str, int] | None = None
+    chunk_times: list[int] | None = None
+    currency: str = ""
 
 
 class ToolStarted(Event, frozen=True, kw_only=True):
@@ -595,5 +604,8 @@ class StreamRestarted(Event, frozen=True, kw_only=True):
 
 EVENT_TYPES: dict[str, type[Event]] = {kind.type: kind for kind in Event.__subclasses__()}
 """Every event class by its `type`."""
+
+EPHEMERAL = frozenset({TextDelta, ReasoningDelta, ToolCallDelta, StreamRestarted})
+"""Those that are told to clients that follow, and never committed."""
 
 _BODY = {kind: kind.__struct_fields__[len(Event.__struct_fields__) :] for kind in EVENT_TYPES.values()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from .messages import Usage
 MILLION = 1_000_000
 HIGHEST = Decimal(1_000_000)
 KINDS = ("input", "cached_input", "output", "cache_write")
+CURRENCY = "currency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,14 @@ class Price:
     Attributes:
         cached_input: of input tokens that came from the endpoint's cache.
         cache_write: of input tokens that it took into its cache; None if these cost what others do.
+        currency: its code by ISO 4217, as EUR; empty if the price table says none.
     """
 
     input: int
     cached_input: int
     output: int
     cache_write: int | None = None
+    currency: str = ""
 
     def cost(self, usage: Usage) -> int:
         """Millionths of the currency that these tokens cost, rounded up."""
@@ -59,23 +63,24 @@ class Price:
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "price") -> Price:
         """A price from decimals per million tokens: `{"input", "output"}`, and perhaps `cached_input` and
-        `cache_write`, which are otherwise those of input.
+        `cache_write`, which are otherwise those of input, and `currency`.
 
         Raises:
-            InvalidConfiguration: a field is missing or unknown, or is no decimal from 0 to a million.
+            InvalidConfiguration: a field is missing or unknown, is no decimal from 0 to a million, or no currency.
         """
         if not isinstance(given, Mapping):
             raise InvalidConfiguration(f"{where} must be a table with input and output, not {given!r}")
-        strange = sorted(set(given) - set(KINDS))
+        strange = sorted(set(given) - {*KINDS, CURRENCY})
         missing = [name for name in ("input", "output") if name not in given]
         if strange or missing:
             fault = f"has no {', '.join(missing)}" if missing else f"has unknown fields: {', '.join(strange)}"
             raise InvalidConfiguration(
-                f"{where} {fault}. A price has input, output and perhaps cached_input, cache_write"
+                f"{where} {fault}. A price has input, output and perhaps cached_input, cache_write, currency"
             )
-        amounts = {name: _amount(given[name], f"{where}.{name}") for name in given}
+        amounts = {name: _amount(given[name], f"{where}.{name}") for name in KINDS if name in given}
         cached = amounts.get("cached_input", amounts["input"])
-        return cls(amounts["input"], cached, amounts["output"], amounts.get("cache_write"))
+        currency = _currency(given.get(CURRENCY, ""), where)
+        return cls(amounts["input"], cached, amounts["output"], amounts.get("cache_write"), currency)
 
 
 def _amount(value: Any, where: str) -> int:
@@ -90,8 +95,17 @@ def _amount(value: Any, where: str) -> int:
     return int(amount)
 
 
+def _currency(value: Any, where: str) -> str:
+    if not isinstance(value, str) or (value and not re.fullmatch("[A-Z]{3}", value)):
+        raise InvalidConfiguration(f"{where}.{CURRENCY}={value!r} must be a code of ISO 4217, as EUR or USD")
+    return value
+
+
 def price_table(given: Mapping[str, Any] | str | Path) -> dict[str, Price]:
     """The prices by model, from a table or from a JSON or TOML file (by its suffix) that holds one.
+
+    Beside the models it may have `currency`, that of the prices that say none of their own. All of a cluster's prices
+    must be in one: budgets add them up.
 
     Raises:
         InvalidConfiguration: what can't be used, and where.
@@ -100,10 +114,19 @@ def price_table(given: Mapping[str, Any] | str | Path) -> dict[str, Price]:
         return price_table(_read(Path(given)))
     if not isinstance(given, Mapping):
         raise InvalidConfiguration(f"prices must be a table of models, not {type(given).__name__}")
-    return {
-        str(model): price if isinstance(price, Price) else Price.of(price, f"prices[{str(model)!r}]")
-        for model, price in given.items()
+    models = {str(model): price for model, price in given.items() if model != CURRENCY}
+    found = {
+        model: price if isinstance(price, Price) else Price.of(price, f"prices[{model!r}]")
+        for model, price in models.items()
     }
+    currency = _currency(given.get(CURRENCY, ""), "prices")
+    found = {model: replace(price, currency=price.currency or currency) for model, price in found.items()}
+    currencies = sorted({price.currency for price in found.values()} - {""})
+    if len(currencies) > 1:
+        raise InvalidConfiguration(
+            f"prices are in several currencies ({', '.join(currencies)}): budgets add them up, so give all in one"
+        )
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -69,7 +69,6 @@ class RateUse(msgspec.Struct, frozen=True):
         used: per minute, lately.
         stopped: seconds for which the endpoint has told this node to send nothing.
         refused: requests refused with status 429, since the gateway's start.
-        waited: seconds that requests have waited for their turn, since the gateway's start.
     """
 
     profile: str
@@ -83,7 +82,6 @@ class RateUse(msgspec.Struct, frozen=True):
     used: Rates = NOTHING
     stopped: float = 0.0
     refused: int = 0
-    waited: float = 0.0
 
 
 class RateReport(msgspec.Struct, frozen=True):
@@ -93,12 +91,14 @@ class RateReport(msgspec.Struct, frozen=True):
         version: rises when there is something that others should know at once.
         at: seconds by the gateway's own clock: the shares that answer this report end `LEASE_SECONDS` later.
         shares: the generation and the number of the shares that it uses.
+        waiting: calls that wait for their turn, by profile, whether a limit of it is known or not.
     """
 
     version: int = 0
     at: float = 0.0
     shares: tuple[int, int] = (0, 0)
     uses: list[RateUse] = []
+    waiting: dict[str, int] = {}
 
 
 class RateShare(msgspec.Struct, frozen=True):

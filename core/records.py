@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -50,6 +51,9 @@ RUN_STATUSES = (
     "quarantined",
 )
 """How a run can end (`waiting_for_input`: how it can pause); before it is `queued`, then `running`."""
+
+FAILED_STATUSES = frozenset({"failed", "quarantined", "round_limit", "budget_exceeded"})
+"""Those of runs that did not do what they were asked to; a cancelled run did."""
 
 SESSION_STATUSES = (
     "idle",
@@ -138,6 +142,21 @@ class ModelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, messages=messages, left_out=0)
 
 
+RetryReason = Literal[
+    "rate_limited",
+    "timeout",
+    "server_error",
+    "connection",
+    "conflict",
+    "stream_error",
+    "stream_ended",
+    "stream_refused",
+]
+"""Why a try of a model call failed that was followed by another one: status 429; status 408, no connection in time, or
+silence for too long; status 500 and above; the connection failed; status 409; an error in place of an answer, under
+status 200; the stream ended in the midst of the answer; a kept response can't be had in this way."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
     """What a model call returned.
@@ -145,7 +164,12 @@ class ModelAnswer:
     Attributes:
         tool_calls: `(provider id, name, arguments as JSON text)`, in order.
         started_at: microseconds since 1970 UTC; `duration`, `first_chunk`: microseconds.
-        retries: failed tries before this answer.
+        waited: microseconds that the call waited for its turns, by the profile of the endpoint: for a place, or for its
+            rate limit. Those after a refusal (429) are part of `duration`, too.
+        retried: failed tries that were followed by another one, by what was wrong.
+        chunk_times: the sum of the times from one streamed chunk to the next in microseconds, then how many there were
+            in each range of `CHUNK_BOUNDS`, up to the last one that has any; empty without any.
+        currency: of the usage's cost; empty if the price table says none.
         error: set when the call failed for good; `content` then holds partial text, if any.
         background: the endpoint made the response in background mode, and keeps it under `response_id`: another answer
             with that id is the same one, which was paid once.
@@ -162,12 +186,20 @@ class ModelAnswer:
     started_at: int = 0
     duration: int = 0
     first_chunk: int = 0
-    retries: int = 0
+    waited: Mapping[str, int] = field(default_factory=dict)
+    retried: Mapping[str, int] = field(default_factory=dict)
+    chunk_times: tuple[int, ...] = ()
+    currency: str = ""
     extra: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     background: bool = False
     profile: str = ""
     model: str = ""
+
+    @property
+    def retries(self) -> int:
+        """Failed tries before this answer."""
+        return sum(self.retried.values())
 
     @property
     def is_final(self) -> bool:

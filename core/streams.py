@@ -17,6 +17,10 @@ TEXT, REASONING, CALL = "text", "reasoning", "call"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Where endpoints send a model's reasoning; of one that sends it twice, what it sends first is streamed."""
 
+CHUNK_BOUNDS = tuple(10_000 * 2**power for power in range(14))
+"""Upper bounds, in microseconds, by which times from one streamed chunk to the next are counted: 0.01 … 81.92 s, those
+that OpenTelemetry's GenAI conventions advise. Events hold counts by them: other bounds need another field there."""
+
 
 def reasoning_of(data: Any) -> str:
     """The reasoning that can be read in what a provider wants back (`messages.PROVIDER_DATA`), as it was streamed."""

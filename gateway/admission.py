@@ -14,6 +14,7 @@ from understudy.messages import Usage
 from understudy.rates import UNLIMITED, WEIGHTS, Rates, RateShare, RateUse
 from understudy.records import ModelRequest
 
+from .course import Course
 from .fair_queue import FairQueue
 from .pace import Pace
 from .rate_headers import stated_limits
@@ -40,7 +41,6 @@ class _Waiter:
     flow: str
     tokens: float
     deadline: float
-    since: float
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -72,8 +72,11 @@ class _Line:
 class Turn:
     """A place at the endpoint, and leave to send one request, unless what is fetched was asked for before (`asks`)."""
 
-    def __init__(self, admission: Admission, line: _Line, flow: str, tokens: float, *, asks: bool) -> None:
+    def __init__(
+        self, admission: Admission, line: _Line, flow: str, tokens: float, course: Course, *, asks: bool
+    ) -> None:
         self._admission = admission
+        self._course = course
         self._line = line
         self._flow = flow
         self._tokens = tokens
@@ -83,7 +86,8 @@ class Turn:
     async def again(self, deadline: float) -> None:
         """Wait for leave to send the request, or to send it once more, and keep the place."""
         self._over()
-        await self._admission.wait(self._line, self._flow, self._tokens, deadline, has_place=True)
+        with self._course.waiting(self._admission.name):
+            await self._admission.wait(self._line, self._flow, self._tokens, deadline, has_place=True)
         self._sent, self._under_way = time.monotonic(), True
 
     def heard(self, headers: Mapping[str, str]) -> None:
@@ -132,12 +136,13 @@ class Admission:
     while waiting leaves nothing behind.
 
     Args:
+        name: of the profile.
         urgent: something has changed that other nodes should know at once.
     """
 
     def __init__(self, name: str, urgent: Callable[[], None]) -> None:
         self.urgent = urgent
-        self._name = name
+        self.name = name
         self._given = UNLIMITED
         self._places = 1
         self._taken = 0
@@ -145,6 +150,11 @@ class Admission:
         self._lines: dict[str, _Line] = {}
         self._fetches = _Line(Pace(name, "", UNLIMITED, 1, time.monotonic()))
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their turn."""
+        return sum(map(len, (self._fetches, *self._lines.values())))
 
     def update(self, profile: ModelProfile) -> None:
         """The profile has become another one, or is known at last."""
@@ -176,11 +186,12 @@ class Admission:
 
     @asynccontextmanager
     async def turn(
-        self, request: ModelRequest, tree: str, *, again: bool = False, fetches: bool = False
+        self, request: ModelRequest, tree: str, course: Course, *, again: bool = False, fetches: bool = False
     ) -> AsyncIterator[Turn]:
         """A turn, once it has come; its place is free when the block ends.
 
         Args:
+            course: is told how long the call waited.
             again: the request was refused in an earlier turn: it comes before all others of its tree.
             fetches: it begins with what the endpoint keeps, which needs a place, but counts for no limit.
 
@@ -191,12 +202,13 @@ class Admission:
         flow = f"{tree}/{request.priority}"
         weight = WEIGHTS[request.priority]
         tokens = line.pace.expected(request)
-        if fetches:
-            await self.wait(self._fetches, flow, 0.0, request.deadline, weight=weight)
-        else:
-            line.pace.asked(flow, weight, time.monotonic())
-            await self.wait(line, flow, tokens, request.deadline, first=again, weight=weight)
-        turn = Turn(self, line, flow, tokens, asks=not fetches)
+        with course.waiting(self.name):
+            if fetches:
+                await self.wait(self._fetches, flow, 0.0, request.deadline, weight=weight)
+            else:
+                line.pace.asked(flow, weight, time.monotonic())
+                await self.wait(line, flow, tokens, request.deadline, first=again, weight=weight)
+        turn = Turn(self, line, flow, tokens, course, asks=not fetches)
         try:
             yield turn
         finally:
@@ -214,7 +226,7 @@ class Admission:
         if not len(line) and free and line.pace.wait(tokens, now) <= 0:
             self._grant(line, tokens, has_place=has_place)
             return
-        waiter = _Waiter(flow, tokens, deadline, now)
+        waiter = _Waiter(flow, tokens, deadline)
         if has_place:
             line.again.append(waiter)
         elif first:
@@ -229,8 +241,6 @@ class Admission:
         except BaseException:
             self._withdraw(line, waiter, has_place=has_place)
             raise
-        finally:
-            line.pace.waited += time.monotonic() - waiter.since
 
     def stopped(self, line: _Line) -> None:
         """The endpoint has told this node to send nothing for a time."""
@@ -312,6 +322,6 @@ class Admission:
         line = self._lines.get(model)
         if line is None:
             given = self._given if not model else UNLIMITED
-            pace = Pace(self._name, model, given, self._nodes, time.monotonic())
+            pace = Pace(self.name, model, given, self._nodes, time.monotonic())
             line = self._lines[model] = _Line(pace)
         return line

@@ -25,11 +25,13 @@ from understudy.tasks import Tasks
 
 from .admission import Stopped
 from .backoff import Backoff
+from .course import Course
 from .endpoint import Endpoint
+from .failures import RateLimited
 from .limits import Limits
 from .needs import require
 from .responses import cancel_path
-from .tries import Listener, RateLimited, Tries
+from .tries import Listener, Tries
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class Gateway:
         on_restart: Callable[[], None] | None = None,
         on_response: Callable[[KeptResponse | None], None] | None = None,
         tree: str = "",
+        course: Course | None = None,
     ) -> ModelAnswer:
         """Make one model call; cancelling it closes the connection.
 
@@ -118,6 +121,7 @@ class Gateway:
             on_response: in background mode, gets the response as soon as the endpoint has said its id, before anything
                 else of it; again if the call had to be made anew. None when another endpoint is asked: there is none.
             tree: trees of sessions take turns where requests have to wait.
+            course: what is measured of the call, which its answer has; for who wants to know it of one that fails.
 
         Raises:
             ModelProfileMissing: the request's profile was never registered.
@@ -135,7 +139,11 @@ class Gateway:
             raise ModelProfileMissing(
                 f"no model profile {request.profile!r} is registered on this node", details={"profile": request.profile}
             )
-        listener = Listener(on_delta, on_restart, on_response)
+        listener = Listener(on_delta, on_restart, on_response, course or Course())
+        return listener.course.measured(await self._answer(endpoint, request, listener, tree))
+
+    async def _answer(self, endpoint: Endpoint, request: ModelRequest, listener: Listener, tree: str) -> ModelAnswer:
+        """The answer of the first one that gives any: who keeps a response, the endpoint, its fallbacks."""
         found = await self._fetched(request, listener, tree)
         if isinstance(found, ModelAnswer):
             return found
@@ -194,7 +202,9 @@ class Gateway:
         self, request: ModelRequest, listener: Listener, tree: str
     ) -> tuple[ModelAnswer | ModelError, float]:
         """What one endpoint makes of a request, and how many seconds of the deadline are left."""
-        tries = Tries(self._backoff, self._endpoints[request.profile], request, listener)
+        endpoint = self._endpoints[request.profile]
+        listener.course.asks(endpoint.adapter.provider)
+        tries = Tries(self._backoff, endpoint, request, listener)
         result: ModelAnswer | ModelError
         try:
             result = await self._run(tries, tree)
@@ -213,7 +223,7 @@ class Gateway:
         try:
             while True:
                 try:
-                    async with limits.turn(request, tree, again=again, fetches=tries.fetches) as turn:
+                    async with limits.turn(request, tree, tries.course, again=again, fetches=tries.fetches) as turn:
                         return await tries.run(turn)
                 except RateLimited:
                     again = True

@@ -27,6 +27,7 @@ from understudy.tasks import Tasks
 from understudy.transport.one_service import OneService
 from understudy.waiting import is_set_within
 
+from .course import Course
 from .gateway import Gateway
 from .histories import Histories
 
@@ -59,6 +60,7 @@ class _HeldCall:
         self.begun = False
         self.aborted = False
         self.response = request.response
+        self.course = Course()
         self.answer: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
 
@@ -246,7 +248,7 @@ class GatewayCalls:
 
     async def _make(self, call: _HeldCall) -> None:
         """Make the call. It has an answer in the end, whatever happens: its session would wait for ever."""
-        call.begun, started = True, time.time_ns() // 1_000
+        call.begun = True
         try:
             answer = call.partial() if call.aborted else await self._ask(call)
         except asyncio.CancelledError:
@@ -265,8 +267,10 @@ class GatewayCalls:
             answer = replace(answer, response_id=call.response.id, background=True)
             if call.response.profile != call.request.profile:
                 answer = replace(answer, profile=call.response.profile, model=call.response.model)
-        if not answer.started_at:
-            answer = replace(answer, started_at=started, duration=time.time_ns() // 1_000 - started)
+        if not answer.started_at:  # it has failed, or was aborted, perhaps before its first request
+            ended = time.time_ns() // 1_000
+            started = call.course.started_at or ended
+            answer = call.course.measured(replace(answer, started_at=started, duration=ended - started))
         call.end(answer)
 
     async def _ask(self, call: _HeldCall) -> ModelAnswer:
@@ -277,7 +281,9 @@ class GatewayCalls:
             )
         if call.request.response is not None:  # else that response can't be had, and the call is made without
             await self._comes_to_know(call.request.response.profile)
-        return await self.gateway.call(call.request, call.add, call.restart, call.identify, call.origin.root_id)
+        return await self.gateway.call(
+            call.request, call.add, call.restart, call.identify, call.origin.root_id, call.course
+        )
 
     async def _cancel(self, response: KeptResponse) -> None:
         if await self._comes_to_know(response.profile):

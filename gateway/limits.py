@@ -53,7 +53,8 @@ class Limits:
     def report(self) -> RateReport:
         """How the limits are used now."""
         uses = [use for admission in self._admissions.values() for use in admission.uses()]
-        return RateReport(self._version, time.monotonic(), self._shares, uses)
+        waiting = {name: admission.waiting for name, admission in self._admissions.items()}
+        return RateReport(self._version, time.monotonic(), self._shares, uses, waiting)
 
     async def reported(self, seen: int) -> RateReport:
         """The same, once there is something that others should know at once, or now and then.

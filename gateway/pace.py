@@ -46,7 +46,7 @@ class Pace:
         given: what the profile says; where it says anything, the endpoint's headers do not count.
 
     Attributes:
-        refused, waited: see `RateUse`.
+        refused: see `RateUse`.
     """
 
     def __init__(self, profile: str, model: str, given: Rates, nodes: int, now: float) -> None:
@@ -54,7 +54,6 @@ class Pace:
         self.model = model
         self.given = given
         self.refused = 0
-        self.waited = 0.0
         self._learned = UNLIMITED
         self._share: Rates | None = None
         self._share_ends = 0.0
@@ -219,7 +218,6 @@ class Pace:
         return RateUse(
             self.profile, self.model, self.limit, self.rates(now), self.claimed(now), waiting, waiting_tokens,
             sum(weight for weight, _ in self._trees.values()), used, max(0.0, self._stopped - now), self.refused,
-            self.waited,
         )  # fmt: skip
 
     def _fill(self, now: float) -> None:

@@ -21,7 +21,9 @@ from understudy.waiting import answered_within
 from .adapters import EndpointError, Malformed, Reading
 from .admission import Turn
 from .backoff import Backoff, retry_after_seconds
+from .course import Course
 from .endpoint import Endpoint, read_within
+from .failures import FINAL_CODES, FINAL_REPORTS, RETRIED, Failure, Pending, RateLimited, reason_of
 from .overflow import is_overflow, stated_window
 from .sse import MAX_ANSWER, EventStream
 
@@ -30,46 +32,15 @@ TRAILER_TIMEOUT = 1.0
 POLL_SECONDS = 1.0
 """Between two questions for a response that the endpoint makes in the background and does not stream."""
 
-RETRIED = frozenset({408, 409, 429})
-"""Statuses below 500 that are worth another try."""
-FINAL_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Error codes that waiting doesn't cure, whatever the status."""
-FINAL_REPORTS = FINAL_CODES | {
-    "invalid_prompt", "context_length_exceeded",
-    "invalid_request_error", "authentication_error", "permission_error", "not_found_error", "request_too_large",
-    "billing_error",
-}  # fmt: skip
-"""The same of errors that are reported in place of an answer, without a status: OpenAI's, then Anthropic's."""
-
-
-class _Pending(Exception):
-    """The endpoint works on the response: it has to be asked again for it."""
-
-
-class _Failure(Exception):
-    """A try failed in a way worth retrying."""
-
-    def __init__(
-        self, what: str, *, status: int | None = None, code: Any = None, retry_after: float | None = None
-    ) -> None:
-        super().__init__(what)
-        self.what = what
-        self.status = status
-        self.code = code
-        self.retry_after = retry_after
-
-
-class RateLimited(Exception):
-    """A try was refused for a rate limit: the call waits for another turn."""
-
 
 @dataclass(frozen=True)
 class Listener:
     """Who is told how a call goes; see `Gateway.call`."""
 
-    on_delta: Callable[[Piece], None] | None = None
-    on_restart: Callable[[], None] | None = None
-    on_response: Callable[[KeptResponse | None], None] | None = None
+    on_delta: Callable[[Piece], None] | None
+    on_restart: Callable[[], None] | None
+    on_response: Callable[[KeptResponse | None], None] | None
+    course: Course
 
     def begin_anew(self) -> None:
         """Another endpoint is asked: what the one before has said is void."""
@@ -84,6 +55,7 @@ class Tries:
 
     Attributes:
         endpoint, request: who is asked for what.
+        course: what is measured.
         seconds: spent in its turns so far.
     """
 
@@ -100,6 +72,7 @@ class Tries:
         self._on_restart = listener.on_restart
         self._on_response = listener.on_response if endpoint.adapter.keeps else None
         self.request = request
+        self.course = listener.course
         self._reading = endpoint.adapter.begin(request, request.response.id if request.response is not None else "")
         self._known = self._reading.identifier  # the caller knows it
         self._turn: Turn
@@ -108,7 +81,7 @@ class Tries:
         self._in_a_row = 0  # of these, since something came of a response that goes on
         self._refusals = 0
         self._refused_for = 0.0
-        self._failure: _Failure | None = None
+        self._failure: Failure | None = None
         self._delivered = False
         self._started_at = time.time_ns() // 1_000
         self._start = time.monotonic_ns()
@@ -136,6 +109,7 @@ class Tries:
         self._turn = turn
         if not self._refusals:  # until now it has waited
             self._started_at, self._start = time.time_ns() // 1_000, time.monotonic_ns()
+            self.course.begins(self._started_at)
         begun = time.monotonic()
         try:
             return await answered_within(self._tries(), self.request.deadline)
@@ -152,16 +126,16 @@ class Tries:
                 answer = self._answer(await self._try())
                 self._turn.answered(answer.usage)
                 return answer
-            except _Pending:
+            except Pending:
                 self._in_a_row = 0
                 await asyncio.sleep(POLL_SECONDS)
-            except _Failure as failure:
+            except Failure as failure:
                 self._failure = failure
                 if self._reading.continuation and self._reading.progress > progress:
                     self._in_a_row = 0
                 await self._before_retry(failure)
 
-    async def _before_retry(self, failure: _Failure) -> None:
+    async def _before_retry(self, failure: Failure) -> None:
         """Wait as long as backoff or the endpoint says; raise when there is no retry left."""
         if self._in_a_row >= self._backoff.retries:
             self._fail(ModelUnavailable, f"failed {self._retries + 1} times, at last: {failure.what}")
@@ -170,6 +144,7 @@ class Tries:
             self._fail(ModelUnavailable, f"failed, and a retry in {delay:.1f} s is past the deadline: {failure.what}")
         self._retries += 1
         self._in_a_row += 1
+        self.course.retries(failure.reason)
         await asyncio.sleep(delay)
         if not self._reading.continuation:
             await self._turn.again(self.request.deadline)
@@ -191,11 +166,12 @@ class Tries:
         """
         stall = self.request.stall
         self._heard = time.monotonic()
+        self.course.begin_stream()
         try:
             return await answered_within(self._exchange(), stall, lambda: self._heard)
         except TimeoutError:
             self._reading.reroute(None)
-            raise _Failure(f"the endpoint said nothing for {stall:g} s") from None
+            raise Failure(f"the endpoint said nothing for {stall:g} s", "timeout") from None
 
     async def _exchange(self) -> Reading:
         continuation = self._reading.continuation
@@ -210,8 +186,9 @@ class Tries:
                 await response.aclose()
         except openai.APIStatusError as error:
             if continuation and self._reading.reroute(error.status_code):
-                raise _Failure(
+                raise Failure(
                     self.endpoint.clean(f"the response {self._reading.identifier} can't be had so: {error.message}"),
+                    "stream_refused",
                     status=error.status_code, code=error.code, retry_after=0.0,
                 ) from None  # fmt: skip
             self._status_error(error)
@@ -221,7 +198,9 @@ class Tries:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            raise _Failure(self.endpoint.clean(f"{type(cause).__name__}: {cause}")) from None
+            told = self.endpoint.clean(f"{type(cause).__name__}: {cause}")
+            # By its cause: the transport reports every failed connection as a timeout.
+            raise Failure(told, "timeout" if isinstance(cause, TimeoutError) else "connection") from None
         except EndpointError as error:
             self._reported_error(error.body)
 
@@ -239,13 +218,13 @@ class Tries:
         except Malformed as error:
             self._not_the_protocol(response.status_code, kind, str(error))
         if not reading.complete:
-            raise _Failure("the stream ended in the middle of the answer")
+            raise Failure("the stream ended in the middle of the answer", "stream_ended")
         return reading
 
     async def _read_whole(self, response: httpx2.Response) -> None:
         pieces = self._taken((await read_within(response, MAX_ANSWER)).decode("utf-8", "replace"))
         if self._reading.pending:
-            raise _Pending
+            raise Pending
         if not self._reading.complete:
             raise Malformed("a response without an answer")
         self._restart()  # where a stream was given up, all of it has come again
@@ -260,7 +239,10 @@ class Tries:
             if received > MAX_ANSWER:  # it would take the gateway's memory, and with it all calls of this node
                 raise Malformed(f"an answer of more than {MAX_ANSWER} bytes")
             for data in stream.feed(chunk):
-                self._deliver(self._taken(data))
+                pieces = self._taken(data)
+                self._first_chunk = self._first_chunk or self._elapsed()
+                self.course.chunk(has_output=bool(pieces))
+                self._deliver(pieces)
             if reading.done:
                 break
         else:
@@ -284,8 +266,6 @@ class Tries:
         return KeptResponse(identifier, self.endpoint.profile.name, self.request.model)
 
     def _deliver(self, pieces: list[Piece]) -> None:
-        if not self._first_chunk:
-            self._first_chunk = self._elapsed()
         if self._on_delta is not None:
             for piece in pieces:
                 self._delivered = True
@@ -304,7 +284,6 @@ class Tries:
             started_at=self._started_at,
             duration=self._elapsed(),
             first_chunk=self._first_chunk,
-            retries=self._retries + self._refusals,
             extra=reading.extra,
             background=adapter.keeps,
         )
@@ -324,7 +303,10 @@ class Tries:
                 self._turn.heard(headers)
                 if status == 429:
                     self._rate_limited(message, headers, after, error.code)
-            raise _Failure(self.endpoint.clean(message), status=status, code=error.code, retry_after=after) from None
+            reason = reason_of(status)
+            raise Failure(
+                self.endpoint.clean(message), reason, status=status, code=error.code, retry_after=after
+            ) from None
         if error.response.is_redirect:
             place = headers.get("location", "").partition("?")[0]
             self._not_the_protocol(status, kind, f"It redirects to {place}, which is not given the key.")
@@ -339,11 +321,12 @@ class Tries:
         stop = self._turn.refused(headers, after)
         if stop is None:
             return
-        self._failure = _Failure(self.endpoint.clean(message), status=429, code=code, retry_after=after)
+        self._failure = Failure(self.endpoint.clean(message), "rate_limited", status=429, code=code, retry_after=after)
         if self._refused_for > self.request.deadline:
             self._fail(ModelUnavailable, f"refused {self._refusals + 1} times for its rate limit, at last: {message}")
         self._refusals += 1
         self._refused_for += stop
+        self.course.retries("rate_limited")
         raise RateLimited from None
 
     def fail_stopped(self, seconds: float) -> NoReturn:
@@ -369,7 +352,7 @@ class Tries:
         status = code if isinstance(code, int) else None
         if code in FINAL_REPORTS or (status is not None and 400 <= status < 500 and status not in RETRIED):
             self._refuse(what, status, code)
-        raise _Failure(what, status=status, code=code) from None
+        raise Failure(what, "stream_error", status=status, code=code) from None
 
     def _not_the_protocol(self, status: int, kind: str, what: str) -> NoReturn:
         self._fail(

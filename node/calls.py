@@ -284,7 +284,8 @@ class Calls:
                 answer = await self._judged(call, answer)
             price = self._profiles.price(answer.profile or call.origin.profile, answer.model or call.origin.model)
             if price is not None:
-                answer = replace(answer, usage=replace(answer.usage, cost=price.cost(answer.usage)))
+                cost = price.cost(answer.usage)
+                answer = replace(answer, usage=replace(answer.usage, cost=cost), currency=price.currency)
             try:
                 # Shielded: a cancellation that comes now must not lose an answer that was paid for.
                 await asyncio.shield(self._answered(call, answer))
@@ -293,7 +294,11 @@ class Calls:
             except Exception as error:
                 log.exception("the answer to %s can't be stored", call.origin.request_key)
                 failed = ModelAnswer.failed(error, call.origin.session_id)
-                failed = replace(failed, usage=answer.usage, started_at=answer.started_at, duration=answer.duration)
+                failed = replace(
+                    failed, usage=answer.usage, currency=answer.currency, provider=answer.provider,
+                    started_at=answer.started_at, duration=answer.duration, waited=answer.waited,
+                    retried=answer.retried, chunk_times=answer.chunk_times,
+                )  # fmt: skip
                 await self._answered(call, failed)
         finally:
             self.forget(call)

@@ -132,8 +132,10 @@ class NodeService(NodeBasis):
 
         Raises:
             StoreUnreachable, StoreVersion, StoreSchema, StoreOwned: see `Database.prepare`.
+            MetricsPortTaken, InvalidConfiguration: see `Projection.listen`.
         """
         await asyncio.to_thread(self.database.prepare, self.config.schema_policy)
+        await self.projection.listen()
         self.journal.start()
         self.commands.open()
         await self.calls.link.start()

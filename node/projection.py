@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from understudy.errors import UnderstudyError
+from understudy.errors import MetricsPortTaken, UnderstudyError
 from understudy.events import Event, ModelCallCompleted, ToolFinished
 from understudy.identifiers import digest
 from understudy.observability.content import chat_content, tool_content
@@ -20,7 +20,7 @@ from understudy.observability.event_files import EventFiles
 from understudy.observability.event_lines import log_events
 from understudy.observability.export import EventLog, Export, Sink
 from understudy.observability.exporters import span_exporter
-from understudy.observability.server import address_of, serve_metrics
+from understudy.observability.server import MetricsServer, address_of
 from understudy.observability.span_sink import SpanSink
 from understudy.observability.spans import Attributes
 from understudy.redaction import redacted
@@ -41,6 +41,9 @@ CHECKPOINT_SECONDS = 5.0
 REPEAT_SECONDS = 1.0
 REPLAY_LIMIT = 5_000
 RECENT_EVENTS = 10_000
+
+TAKEN_SECONDS, TAKEN_PAUSE = 10.0, 0.1
+"""So long a port that was asked for may be another's: of the service before this one, perhaps, which is just ending."""
 
 
 def _content_of(connection: Connection, namespace: str, event: Event) -> Attributes:
@@ -65,7 +68,7 @@ class Projection:
         self._show = show
         self.metrics = node.metrics
         self.address = ""
-        self._stop_server: Callable[[], None] | None = None
+        self._server: MetricsServer | None = None
         self._log = WriterLog(node, node.config.writer)
         self.exports: dict[str, Export] = {}
         self.counting = Counting(node, self.announce)
@@ -75,6 +78,23 @@ class Projection:
         self._recent: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self._catching_up = False
         self._abandoned = False
+
+    async def listen(self) -> None:
+        """Have a port for the metrics. Nothing is answered there until `start` has restored the totals.
+
+        Raises:
+            MetricsPortTaken: another process keeps the port that was asked for.
+            InvalidConfiguration: there can be no such address here.
+        """
+        config = self._node.config
+        if not config.serves_metrics or self._server is not None:
+            return
+        if config.metrics_port:
+            # A port that was asked for is meant for a Prometheus elsewhere; a free one stays on this machine.
+            self._server = await self._asked_for("::" if ":" in config.host else "0.0.0.0")
+        else:
+            self._server = self._any(await self._last_port())
+        self.address = address_of(config.host if config.metrics_port else "127.0.0.1", self._server.port)
 
     async def start(self) -> None:
         """Restore the totals: the last checkpoint, then every event after it."""
@@ -86,8 +106,9 @@ class Projection:
             self.metrics.apply(found)
         self._checkpointed = self.metrics.writer_seq
         self._show(self)
-        if config.serves_metrics:
-            self._serve(config.metrics_port or await self._last_port())
+        if self._server is not None:
+            self._server.start()
+            log.info("metrics at http://%s/metrics", self.address)
         self.exports = self._exporters(self, config.writer)
         await self.announce()
         work = [self._checkpoints(), self.counting.run(), self.adoption.run()]
@@ -111,16 +132,32 @@ class Projection:
         port = known[0].rpartition(":")[2] if known else ""
         return int(port) if port.isdecimal() else 0
 
-    def _serve(self, wanted: int) -> None:
-        config, counting = self._node.config, self.counting
-        # A port that was asked for is meant for a Prometheus elsewhere; a free one stays on this machine.
-        everywhere = "::" if ":" in config.host else "0.0.0.0"
-        port, self._stop_server = serve_metrics(
-            self.metrics.registry, wanted, everywhere if config.metrics_port else "127.0.0.1",
+    async def _asked_for(self, host: str) -> MetricsServer:
+        """On the port that was asked for, and on no other: who scrapes it would find nothing, and not be told."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + TAKEN_SECONDS
+        while True:
+            try:
+                return self._made(self._node.config.metrics_port, host)
+            except MetricsPortTaken:
+                if loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(TAKEN_PAUSE)
+
+    def _any(self, last: int) -> MetricsServer:
+        """On the port that this node's service had before, or on a free one."""
+        try:
+            return self._made(last, "127.0.0.1")
+        except MetricsPortTaken:
+            log.info("port %d, which the metrics had before, is taken: they get another one", last)
+            return self._made(0, "127.0.0.1")
+
+    def _made(self, port: int, host: str) -> MetricsServer:
+        counting = self.counting
+        return MetricsServer(
+            self.metrics.registry, port, host,
             ready=counting.obstacle, targets=counting.targets, scraped=counting.note_scrape,
         )  # fmt: skip
-        self.address = address_of(config.host if config.metrics_port else "127.0.0.1", port)
-        log.info("metrics at http://%s/metrics", self.address)
 
     def _exporters(self, events: EventLog, writer: str) -> dict[str, Export]:
         """What exports a writer's events, by the sink's name; each call makes sinks of its own."""
@@ -159,8 +196,8 @@ class Projection:
         self.adoption.close()
         if not self._abandoned:
             await self._checkpoint()
-        if self._stop_server is not None:
-            self._stop_server()
+        if self._server is not None:
+            self._server.close()
 
     def apply(self, committed: Committed) -> None:
         """Take in one group commit."""

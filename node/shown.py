@@ -114,11 +114,14 @@ def _rates(rates: NodeRates) -> dict[str, Callable[[], Values]]:
     def each(read: Callable[[RateUse], float]) -> Callable[[], Values]:
         return lambda: {(use.profile, use.model): read(use) for use in uses()}
 
+    def waiting() -> Values:
+        return {(profile,): number for profile, number in (rates.report.waiting if rates.report else {}).items()}
+
     return {
+        names.MODEL_CALLS_WAITING: waiting,
         names.RATE_LIMIT: by_kind(lambda use: use.limit),
         names.RATE_SHARE: by_kind(lambda use: use.share),
         names.RATE_WAITING: each(lambda use: use.waiting),
-        names.RATE_WAITED: each(lambda use: use.waited),
         names.RATE_REFUSED: each(lambda use: use.refused),
     }
 

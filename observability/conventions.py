@@ -44,6 +44,10 @@ OUTPUT_MESSAGES = "gen_ai.output.messages"
 TOOL_ARGUMENTS = "gen_ai.tool.call.arguments"
 TOOL_RESULT = "gen_ai.tool.call.result"
 ERROR_TYPE = "error.type"
+TOKEN_MODALITY = "gen_ai.token.modality"
+
+FUNCTION = "function"
+"""`gen_ai.tool.type` of all tools."""
 
 PROVIDER = "openai"
 """`gen_ai.provider.name` of a call that nobody answered: the protocol's, as the gateway's."""
@@ -73,15 +77,18 @@ MODEL_LATE = "understudy.model.late"
 NODE_ID = "understudy.node_id"
 PID = "understudy.pid"
 
-# Metrics; `prometheus_name` gives the spelling on the wire.
+# Metrics; `prometheus_name` gives the spelling on the wire, of attributes as labels, too.
 INFERENCE_DURATION = "gen_ai.client.inference.duration"
 INFERENCE_FIRST_CHUNK = "gen_ai.client.inference.time_to_first_chunk"
+INFERENCE_PER_CHUNK = "gen_ai.client.inference.time_per_output_chunk"
 INFERENCE_INPUT_TOKENS = "gen_ai.client.inference.usage.input_tokens"
 INFERENCE_OUTPUT_TOKENS = "gen_ai.client.inference.usage.output_tokens"
 INFERENCE_CACHED_TOKENS = "gen_ai.client.inference.usage.cache_read.input_tokens"
+INFERENCE_CACHE_WRITE_TOKENS = "gen_ai.client.inference.usage.cache_write.input_tokens"
 INFERENCE_REASONING_TOKENS = "gen_ai.client.inference.usage.reasoning.output_tokens"
 INVOKE_AGENT_DURATION = "gen_ai.invoke_agent.duration"
 EXECUTE_TOOL_DURATION = "gen_ai.execute_tool.duration"
+EVENTS = "understudy.events"
 SESSIONS_CREATED = "understudy.sessions_created"
 RUNS_ACCEPTED = "understudy.runs_accepted"
 RUNS_FINISHED = "understudy.runs_finished"
@@ -92,7 +99,8 @@ CRASH_DETECTION = "understudy.crash_detection_duration"
 RESTORE_DURATION = "understudy.restore_duration"
 TOKENS_REDONE = "understudy.tokens_redone"
 MODEL_CALLS = "understudy.model_calls"
-MODEL_COST = "understudy.model_cost_millionths"
+MODEL_CALL_WAIT = "understudy.model_call_wait"
+MODEL_COST = "understudy.model_cost"
 MODEL_RETRY_COUNT = "understudy.model_retries"
 MODEL_CALLS_REISSUED = "understudy.model_calls_reissued"
 TOOL_CALLS = "understudy.tool_calls"
@@ -130,10 +138,10 @@ ACTORS_CAP = "understudy.actors_cap"
 STANDBYS_TAKEN = "understudy.standbys_taken"
 READY_SESSIONS = "understudy.ready_sessions"
 MODEL_CALLS_IN_FLIGHT = "understudy.model_calls_in_flight"
+MODEL_CALLS_WAITING = "understudy.model_calls_waiting"
 RATE_LIMIT = "understudy.rate_limit"
 RATE_SHARE = "understudy.rate_limit_share"
 RATE_WAITING = "understudy.rate_limit_waiting"
-RATE_WAITED = "understudy.rate_limit_wait"
 RATE_REFUSED = "understudy.rate_limit_refusals"
 SERVICE_MEMORY = "understudy.node_service_memory"
 FRAMES_MEMORY = "understudy.frames_memory"
@@ -156,11 +164,12 @@ def doubling(first: float, count: int) -> tuple[float, ...]:
     return tuple(round(first * 2**power, 6) for power in range(count))
 
 
-INFERENCE_BUCKETS = doubling(0.01, 14)
-"""0.01 … 81.92 s, as the conventions advise for model calls and tools."""
+CALL_BUCKETS = doubling(0.01, 20)
+"""0.01 … 81.92 s, as the conventions advise for model calls and tools, and on to more than an hour: with reasoning, in
+background mode or with a slow tool such a call takes that long, and quantiles end at the last bound."""
 
-INVOKE_AGENT_BUCKETS = doubling(0.1, 13)
-"""0.1 … 409.6 s, as the conventions advise for whole runs."""
+INVOKE_AGENT_BUCKETS = doubling(0.1, 17)
+"""0.1 … 409.6 s, as the conventions advise for agents, and on to more than an hour."""
 
 RESTORE_BUCKETS = (0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0)
 """Has a bound at each recovery target: 60 ms, 250 ms and, for a lost node, 15 s."""

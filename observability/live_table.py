@@ -88,9 +88,14 @@ ROWS = (
     LiveRow(names.RATE_LIMIT, "gauge", "Limits of endpoints, per minute, as given or learned.", (*LIMITS, "resource")),
     LiveRow(names.RATE_SHARE, "gauge", "What this node may use of them now, per minute.", (*LIMITS, "resource")),
     LiveRow(names.RATE_WAITING, "gauge", "Model requests that wait for their turn under a rate limit.", LIMITS),
-    LiveRow(names.RATE_WAITED, "counter", "Time that model requests have waited for their turn.", LIMITS, "seconds"),
     LiveRow(names.RATE_REFUSED, "counter", "Model requests refused with status 429.", LIMITS),
-    LiveRow(names.MODEL_CALLS_IN_FLIGHT, "gauge", "Model calls in flight."),
+    LiveRow(names.MODEL_CALLS_IN_FLIGHT, "gauge", "Model calls in flight, those that wait for their turn included."),
+    LiveRow(
+        names.MODEL_CALLS_WAITING,
+        "gauge",
+        "Model calls that wait for their turn: for one of the profile's places, or for its rate limit; up to 2 s old.",
+        ("profile",),
+    ),
     LiveRow(names.SERVICE_MEMORY, "gauge", "Resident memory of the node service.", (), "bytes"),
     LiveRow(names.FRAMES_MEMORY, "gauge", "Memory that this node's session actors share with nobody.", (), "bytes"),
     LiveRow(

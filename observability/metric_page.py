@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from textwrap import wrap
+from typing import get_args
+
+from understudy.records import RetryReason
 
 from . import conventions as names
 from .live_table import ROWS
 from .metric_table import TABLE, MetricRow
 
 COLUMNS = 120
+LISTED = 12
+"""Values of a label that are more than this are not listed."""
 
 LABELS = {
     "agent": "the agent's name",
     "model": "the model's name",
     "tool": "the tool's name; `unknown` for names that a model made up",
-    "error_type": "code of the error; empty for an answer",
+    "reason": ", ".join(f"`{reason}`" for reason in get_args(RetryReason)),
+    "currency": "a code as `EUR`, if the price table says one",
+    "type": "the event's type; `unknown` for one of a newer version",
     "outcome": "`ok`, `error`, `timeout`, `interrupted`, `cancelled`; not executed: "
     "`invalid`, `unknown_tool`, `aborted`, `repeated`, `refused`",
     "policy": "`rerun`, `report`, `ask`, `function`",
@@ -29,6 +36,20 @@ LABELS = {
 }
 """What a label's values are, where the table does not list them."""
 
+CONVENTIONS = {
+    "gen_ai_operation_name": "`chat`",
+    "gen_ai_provider_name": "`openai`, `anthropic`: whose protocol the endpoint speaks",
+    "gen_ai_request_model": "the model that was asked for",
+    "gen_ai_response_model": "the model as the answer names it; empty without one",
+    "gen_ai_token_modality": "`unknown`: tokens of text, images and audio are not told apart",
+    "gen_ai_agent_name": "the agent's name",
+    "gen_ai_tool_name": "the tool's name",
+    "gen_ai_tool_type": "`function`",
+    "understudy_run_status": "how the run ended; an attribute of ours",
+    "error_type": "the error's code, a failed run's status or a tool call's outcome; empty without an error",
+}
+"""The same of attributes of the GenAI conventions, which are told once below the table."""
+
 
 def page() -> str:
     """Every metric as it is on the wire, and the buckets of the histograms."""
@@ -41,13 +62,15 @@ def page() -> str:
         labels = [f"{label}{values or f': {LABELS[label]}'}" for label in live.labels]
         source = "store" if live.source == "store" else "local" if live.kind == "counter" else "live"
         lines.append(_line(live.name, live.kind, live.unit, labels, source, live.help))
+    attributes = ["", "Labels that are attributes of the conventions, and what they say here:", ""]
+    attributes += [f"- `{label}`: {told}" for label, told in CONVENTIONS.items()]
     buckets = ["", "Upper bounds of the histograms' buckets:", ""]
     for row in TABLE:
         if row.buckets:
             name = names.prometheus_name(row.name, row.unit)
             text = f"- `{name}`: {', '.join(f'{bound:g}' for bound in row.buckets)}"
             buckets += wrap(text, COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join([*lines, *buckets, ""])
+    return "\n".join([*lines, *attributes, *buckets, ""])
 
 
 def _line(name: str, kind: str, unit: str, labels: Iterable[str], source: str, help: str) -> str:
@@ -60,7 +83,8 @@ def _labels(row: MetricRow) -> list[str]:
     found = []
     for index, label in enumerate(row.labels):
         known = list(dict.fromkeys(values[index] for values in row.initial))
-        found.append(f"{label}: {_listed(known) if known else LABELS[label]}")
+        told = _listed(known) if 0 < len(known) <= LISTED else LABELS.get(label)
+        found.append(f"{label}: {told}" if told else f"`{label}`")
     return found
 
 

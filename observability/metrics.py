@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -94,7 +94,7 @@ class _Counter:
     def _admitted(self, labels: Labels) -> list[Any]:
         return self._series.setdefault(self._vocabulary.admit(self.row.labels, labels), [0, None])
 
-    def add(self, labels: Labels, amount: int, trace: str = "", at: int = 0) -> None:
+    def add(self, labels: Labels, amount: int, _counts: Sequence[int] = (), trace: str = "", at: int = 0) -> None:
         series = self._series.get(labels) or self._admitted(labels)
         series[0] += amount
         if trace:
@@ -123,7 +123,8 @@ class _Counter:
         name = names.prometheus_name(self.row.name, self.row.unit)
         family = CounterMetricFamily(name, self.row.help, labels=self.row.labels, unit=self.row.unit)
         for labels, amount, trace in copied:
-            family.add_metric(labels, amount, exemplar=_exemplar(trace, 1))
+            shown = amount if self.row.scale == 1 else amount / self.row.scale
+            family.add_metric(labels, shown, exemplar=_exemplar(trace, self.row.scale))
         return family
 
 
@@ -133,8 +134,7 @@ class _Histogram:
     def __init__(self, row: MetricRow, vocabulary: _Vocabulary) -> None:
         self.row = row
         self._vocabulary = vocabulary
-        self._scale = MICROSECONDS if row.unit == "seconds" else 1
-        self._bounds = [round(bound * self._scale) for bound in row.buckets]
+        self._bounds = [round(bound * row.scale) for bound in row.buckets]
         self._shown = [*map(floatToGoString, row.buckets), "+Inf"]
         self._series: dict[Labels, list[Any]] = {}
         self.clear()
@@ -151,8 +151,13 @@ class _Histogram:
             self._vocabulary.admit(self.row.labels, labels), [0, [0] * width, [None] * width]
         )
 
-    def add(self, labels: Labels, amount: int, trace: str = "", at: int = 0) -> None:
+    def add(self, labels: Labels, amount: int, counts: Sequence[int] = (), trace: str = "", at: int = 0) -> None:
         series = self._series.get(labels) or self._admitted(labels)
+        if counts:
+            series[0] += amount
+            for bucket, number in enumerate(counts):
+                series[1][bucket] += number
+            return
         if amount < 0:
             amount = 0  # the clock was set back in between
         bucket = bisect_left(self._bounds, amount)
@@ -190,8 +195,8 @@ class _Histogram:
             buckets, count = [], 0
             for shown, inside, trace in zip(self._shown, counts, traces, strict=True):
                 count += inside
-                buckets.append((shown, count, _exemplar(trace, self._scale)))
-            family.add_metric(labels, buckets, total / self._scale)  # type: ignore[arg-type] # no exemplar is fine
+                buckets.append((shown, count, _exemplar(trace, self.row.scale)))
+            family.add_metric(labels, buckets, total / self.row.scale)  # type: ignore[arg-type] # no exemplar is fine
         return family
 
 
@@ -246,9 +251,8 @@ class Metrics(Collector):
                 self._writer_seq = last = event.writer_seq
                 try:
                     for measure, add in projection.get(type(event), ()):
-                        measured = measure(event)
-                        if measured is not None:
-                            add(measured[0], measured[1], event.trace_id, event.at)
+                        for labels, amount, counts in measure(event):
+                            add(labels, amount, counts, event.trace_id, event.at)
                 except Exception:
                     log.exception("event %s %d is not fully measured", event.type, event.writer_seq)
 

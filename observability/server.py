@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import logging
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 from prometheus_client import MetricsHandler
 from prometheus_client.registry import Collector
 
-from understudy.errors import InvalidConfiguration
+from understudy.errors import InvalidConfiguration, MetricsPortTaken
 
 log = logging.getLogger(__name__)
 
@@ -70,22 +71,8 @@ class _Server(ThreadingHTTPServer):
         log.debug("request from %s failed", client_address, exc_info=True)
 
 
-class _ServerIPv6(_Server):
-    address_family = socket.AF_INET6
-
-
-def serve_metrics(
-    registry: Collector,
-    port: int,
-    host: str = "127.0.0.1",
-    *,
-    ready: Callable[[], str] = _ready,
-    targets: Callable[[], list[dict[str, Any]]] = _no_targets,
-    scraped: Callable[[], None] = lambda: None,
-) -> tuple[int, Callable[[], None]]:
-    """Serve `registry` from a thread of its own, in OpenMetrics or Prometheus text as the client asks.
-
-    A port that can't be had must not keep a service from starting: then a free one is taken, and logged.
+class MetricsServer:
+    """The endpoint of one node service. It has its port from the beginning, and answers once it is started.
 
     Args:
         port: 0 for any free one.
@@ -93,34 +80,61 @@ def serve_metrics(
         targets: what `/targets` answers: Prometheus' HTTP service discovery.
         scraped: called before each scrape.
 
-    Returns:
-        The port actually used, and a function that stops the server and waits for its thread.
+    Attributes:
+        port: which one it has.
 
     Raises:
-        InvalidConfiguration: `host` is no address of this machine.
+        MetricsPortTaken: somebody else listens on that port.
+        InvalidConfiguration: `host` is no address of this machine, or the port can't be had for another reason.
     """
-    handler = _Handler.factory(registry)
-    kind = _ServerIPv6 if ":" in host else _Server
+
+    def __init__(
+        self,
+        registry: Collector,
+        port: int,
+        host: str = "127.0.0.1",
+        *,
+        ready: Callable[[], str] = _ready,
+        targets: Callable[[], list[dict[str, Any]]] = _no_targets,
+        scraped: Callable[[], None] = lambda: None,
+    ) -> None:
+        listener = _listening(port, host)
+        self.port = int(listener.getsockname()[1])
+        self._server = _Server((host, port), _Handler.factory(registry), bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listener
+        self._server.ready, self._server.targets, self._server.scraped = ready, targets, scraped
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Serve, in a thread of its own; once, however often it is called."""
+        if self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._server.serve_forever, name="understudy-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let go of the port, and wait for the thread."""
+        if self._thread is not None:
+            self._server.shutdown()
+        self._server.server_close()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _listening(port: int, host: str) -> socket.socket:
+    """A socket that listens there. Connections of a predecessor that linger do not keep it (`SO_REUSEADDR`, which
+    `create_server` sets): only somebody who listens does."""
+    six = ":" in host
     try:
-        server = kind((host, port), handler)
-    except OSError as refused:
-        try:
-            server = kind((host, 0), handler)
-        except OSError as error:
-            raise InvalidConfiguration(f"metrics can't be served on address {host!r}: {error}") from error
-        log.warning(
-            "port %d for metrics can't be had (%s): they are on port %d", port, refused, server.server_address[1]
-        )
-    server.ready, server.targets, server.scraped = ready, targets, scraped
-    thread = threading.Thread(target=server.serve_forever, name="understudy-metrics", daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return int(server.server_address[1]), stop
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if six else socket.AF_INET,
+            dualstack_ipv6=six and socket.has_dualstack_ipv6(),
+        )  # fmt: skip
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise MetricsPortTaken(f"port {port} for metrics is taken: somebody else listens on it at {host}") from None
+        raise InvalidConfiguration(f"metrics can't be served at {address_of(host, port)}: {error}") from error
 
 
 def address_of(host: str, port: int) -> str:

@@ -29,13 +29,11 @@ from understudy.events import (
     ToolFinished,
 )
 from understudy.identifiers import run_span_identifier, span_identifier, tool_span_identifier
+from understudy.records import FAILED_STATUSES
 
 from . import conventions as names
 
 Attributes = dict[str, Any]
-
-FAILED_STATUSES = frozenset({"failed", "quarantined", "round_limit", "budget_exceeded"})
-"""Run statuses that make an `invoke_agent` span an error; a cancelled run did what it was asked to."""
 
 _SCOPE = InstrumentationScope(names.SCOPE_NAME)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)

@@ -129,7 +129,8 @@ class Sizing:
             wanted = min(self._scaling.most, count + more)
             if wanted > self._wanted:
                 self._wanted, self._changed = wanted, now
-        wanted = max(self._scaling.least, self._wanted)
+        # There may be more than the limit says, but no more are asked for when some of these go.
+        wanted = max(self._scaling.least, min(self._wanted, max(self._scaling.most, count)))
         if wanted > count:
             self._low_since = None
             return Decision(wanted, sorted(given_up)[: wanted - count])

@@ -12,7 +12,14 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from understudy.errors import InvalidConfiguration, StaleGeneration, StoreOwned, StoreUnreachable, UnderstudyError
+from understudy.errors import (
+    InvalidConfiguration,
+    MetricsPortTaken,
+    StaleGeneration,
+    StoreOwned,
+    StoreUnreachable,
+    UnderstudyError,
+)
 from understudy.identifiers import new_identifier
 from understudy.profiles import check
 from understudy.protocol import FrameIdentity, ServiceDirectory, ServiceProcess, unpacked
@@ -118,12 +125,14 @@ class Supervisor:
 
         Raises:
             StoreOwned: another cluster owns the store. Told early: if that were dead, its lease would have been over.
+            MetricsPortTaken: told early as well, since the node service has waited for its port.
             UnderstudyError: what kept it from starting.
         """
         began = time.monotonic()
         while not self._ready.is_set():
             waited = time.monotonic() - began
-            left = (min(timeout, 2 * LEASE_SECONDS) if isinstance(self.problem, StoreOwned) else timeout) - waited
+            is_early = isinstance(self.problem, (StoreOwned, MetricsPortTaken))
+            left = (min(timeout, 2 * LEASE_SECONDS) if is_early else timeout) - waited
             if left <= 0:
                 raise self.problem or UnderstudyError(f"the supervisor is still starting after {timeout:.0f} s")
             await is_set_within(self._ready, min(0.25, left))

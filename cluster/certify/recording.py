@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from understudy.errors import ModelError
+from understudy.gateway.course import Course
 from understudy.gateway.gateway import Gateway
 from understudy.identifiers import digest
 from understudy.json_text import from_json
@@ -138,6 +139,7 @@ class WatchedGateway(Gateway):
         on_restart: Callable[[], None] | None = None,
         on_response: Callable[[KeptResponse | None], None] | None = None,
         tree: str = "",
+        course: Course | None = None,
     ) -> ModelAnswer:
         session_id, run_id, round_number = split_wait_key(request.wait_key)
         session = self.names.get(session_id, session_id)

@@ -37,6 +37,9 @@ TIMES = frozenset({"started_at", "due_at"})
 DURATIONS = frozenset({"duration", "queued", "first_chunk", "down", "delay", "unseen"})
 """Fields of events in microseconds, and what people are shown instead."""
 
+FOR_MACHINES = frozenset({"chunk_times"})
+"""Fields of events that say nothing to people: counts of a histogram."""
+
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal obeys, but for tabs and the ends of lines."""
 
@@ -189,7 +192,8 @@ def print_events(found: list[Event]) -> None:
     """One line each."""
     console = Console(highlight=False)
     for event in found:
-        body = " ".join(_said(name, value) for name, value in event.body().items() if value not in (None, "", 0, False))
+        told = {name: value for name, value in event.body().items() if name not in FOR_MACHINES}
+        body = " ".join(_said(name, value) for name, value in told.items() if value not in (None, "", 0, False))
         console.print(
             f"[dim]{event.seq:>5} {when(event.at)}[/dim] [bold]{event.type}[/bold] {escape(body)}", soft_wrap=True
         )
@@ -201,6 +205,10 @@ def _said(name: str, value: Any) -> str:
         usage = Usage.from_wire(value)
         tokens = {"in": usage.input_tokens, "out": usage.output_tokens, "cached": usage.cached_tokens}
         return f"tokens={','.join(f'{kind}:{count}' for kind, count in tokens.items() if count)}"
+    if name == "waited" and isinstance(value, dict):  # of a model call: by profile
+        return f"{name}={','.join(f'{profile}:{time / 1e6:.3f}s' for profile, time in value.items())}"
+    if name == "retried":
+        return f"{name}={','.join(f'{reason}:{count}' for reason, count in value.items())}"
     if name in TIMES:
         return f"{name}={when(value)}"
     return f"{name}={value / 1e6:.3f}s" if name in DURATIONS else f"{name}={value}"

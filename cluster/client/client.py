@@ -92,7 +92,7 @@ class Cluster:
         settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
         check_identifier(settings.namespace, "namespace")
         check_size(settings)
-        settings = replace(settings, prices={**settings.prices, **price_table(prices or {})})
+        settings = replace(settings, prices=price_table({**settings.prices, **price_table(prices or {})}))
         refuse_temporary(settings.store)
         known = list(profiles)
         known += model_profiles_from_environment()

@@ -5,22 +5,22 @@ from __future__ import annotations
 from .. import conventions as names
 from .fleet_health import health, recovery, work
 from .fleet_load import models, nodes, store, tools
-from .indicators import CLUSTER, FLEET
+from .indicators import CLUSTER, FLEET, MODEL_LABEL
 from .model import METRICS, Annotation, Dashboard, Variable
 from .promql import Scope
 
 
 def _variables() -> tuple[Variable, ...]:
-    def values(label: str, series: str, text: str) -> Variable:
-        query = f"label_values({series}, {label})"
-        return Variable(name=label, label=text, kind="query", query=query, source=METRICS, every=True)
+    def values(name: str, series: str, text: str, label: str = "") -> Variable:
+        query = f"label_values({series}, {label or name})"
+        return Variable(name=name, label=text, kind="query", query=query, source=METRICS, every=True)
 
     return (
         Variable(name="metrics", label="Prometheus", kind="datasource", query="prometheus"),
         values("job", Scope().series(names.FRAMES), "Cluster (job)"),
         values("instance", CLUSTER.series(names.FRAMES), "Node service"),
         values("agent", CLUSTER.series(names.RUNS_ACCEPTED), "Agent"),
-        values("model", CLUSTER.series(names.INFERENCE_DURATION, suffix="_count"), "Model"),
+        values("model", CLUSTER.series(names.INFERENCE_DURATION, suffix="_count"), "Model", MODEL_LABEL),
     )
 
 

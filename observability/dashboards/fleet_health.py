@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import conventions as names
-from .indicators import AGENT, BUDGETS, CLUSTER, FLEET, quantiles, unaccounted
+from .indicators import AGENT, AGENT_LABEL, BUDGETS, CLUSTER, FLEET, GENAI_AGENT, quantiles, unaccounted
 from .model import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, YELLOW, Panel, Query, Row, lines, stat
 from .promql import or_zero
 
@@ -112,7 +112,7 @@ def work() -> Row:
             lines(
                 "Run duration",
                 "From a run's start to its end, by agent.",
-                *quantiles(names.INVOKE_AGENT_DURATION, AGENT, by="agent", shares=(0.5, 0.95)),
+                *quantiles(names.INVOKE_AGENT_DURATION, GENAI_AGENT, by=AGENT_LABEL, shares=(0.5, 0.95)),
                 unit="s",
             ),
             lines(

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from .. import conventions as names
-from .indicators import AGENT, FLEET, MILLION, MODEL, model_error_share, quantiles
+from .indicators import (
+    AGENT,
+    ERROR_LABEL,
+    FLEET,
+    GENAI_AGENT,
+    GENAI_MODEL,
+    MODEL,
+    MODEL_LABEL,
+    TOOL_LABEL,
+    model_error_share,
+    quantiles,
+)
 from .model import BLUE, GREEN, GREY, RED, YELLOW, Query, Row, lines, table
 from .promql import or_zero, share
 
 RATE_LIMITS = "profile, model, resource"
 LIMITED = "{{profile}} {{model}} {{resource}}"
+OF_MODEL = f"{{{{{MODEL_LABEL}}}}}"
+COST = "agent, model, currency"
 
 
 def models() -> Row:
     """Model calls, tokens and money."""
     failed, answered = (
-        FLEET.rate(names.INFERENCE_DURATION, MODEL, chosen, by="model", suffix="_count")
-        for chosen in ('error_type!~"|aborted|refused"', 'error_type!="aborted"')
+        FLEET.rate(names.INFERENCE_DURATION, GENAI_MODEL, chosen, by=MODEL_LABEL, suffix="_count")
+        for chosen in (f'{ERROR_LABEL}!~"|aborted|refused"', f'{ERROR_LABEL}!="aborted"')
     )
-    calls = FLEET.rate(names.INFERENCE_DURATION, MODEL, by="model, error_type", suffix="_count")
+    calls = FLEET.rate(names.INFERENCE_DURATION, GENAI_MODEL, by=f"{MODEL_LABEL}, {ERROR_LABEL}", suffix="_count")
     spent, allowed = (FLEET.total(names.BUDGET_TOKENS, f'state="{state}"') for state in ("spent", "allowed"))
     reserved = FLEET.total(names.BUDGET_TOKENS, 'state="reserved"')
     tokens = {
         names.INFERENCE_INPUT_TOKENS: "input",
-        names.INFERENCE_CACHED_TOKENS: "of which cached",
+        names.INFERENCE_CACHED_TOKENS: "of which read from the cache",
+        names.INFERENCE_CACHE_WRITE_TOKENS: "of which written to the cache",
         names.INFERENCE_OUTPUT_TOKENS: "output",
         names.INFERENCE_REASONING_TOKENS: "of which reasoning",
     }
@@ -33,49 +47,74 @@ def models() -> Row:
                 "Model calls",
                 "Calls that ended, per second, by model and error; no error is an answer. `aborted` calls were "
                 "cancelled; answers of `refused` ones were held back by a hook beside the call.",
-                Query(calls, "{{model}} {{error_type}}"),
+                Query(calls, f"{OF_MODEL} {{{{{ERROR_LABEL}}}}}"),
                 unit="ops",
                 stacked=True,
             ),
             lines(
                 "Model errors",
-                "Share of calls that failed for good, cancelled ones left out, and failed tries within calls. Retries "
-                "without errors: the endpoint is short (429) but patience helps.",
+                "Share of calls that failed for good, cancelled ones left out.",
                 Query(or_zero(model_error_share(FLEET)), "all models"),
-                Query(share(failed, answered), "{{model}}"),
-                Query(or_zero(FLEET.rate(names.MODEL_RETRY_COUNT, MODEL)), "retries per second"),
+                Query(share(failed, answered), OF_MODEL),
                 unit="percentunit",
-                units={"retries per second": "ops"},
                 thresholds=((0.01, YELLOW), (0.1, RED)),
             ),
             lines(
+                "Model retries",
+                "Failed tries within calls that were followed by another one, per second, by what was wrong. Retries "
+                "without errors: the endpoint is short (`rate_limited`) or unsteady, but patience helps.",
+                Query(or_zero(FLEET.rate(names.MODEL_RETRY_COUNT, MODEL, by="reason")), "{{reason}}"),
+                unit="ops",
+                stacked=True,
+            ),
+            lines(
                 "Model latency",
-                "Time of a model call that was answered, retries included.",
-                *quantiles(names.INFERENCE_DURATION, MODEL, 'error_type=""', by="model", shares=(0.5, 0.95)),
+                "Time of a model call that was answered, retries included; the wait for its turn is not in it.",
+                *quantiles(
+                    names.INFERENCE_DURATION, GENAI_MODEL, f'{ERROR_LABEL}=""', by=MODEL_LABEL, shares=(0.5, 0.95)
+                ),
                 unit="s",
             ),
             lines(
-                "Time to the first token",
-                "From the start of a streamed call to its first token.",
-                *quantiles(names.INFERENCE_FIRST_CHUNK, MODEL, by="model", shares=(0.5, 0.95)),
+                "Time to the first chunk",
+                "From the first request of a streamed call to its first chunk.",
+                *quantiles(names.INFERENCE_FIRST_CHUNK, GENAI_MODEL, by=MODEL_LABEL, shares=(0.5, 0.95)),
+                unit="s",
+            ),
+            lines(
+                "Time per output chunk",
+                "From one chunk of a stream to the next: how fast a model writes. Endpoints send one token or several "
+                "in a chunk.",
+                *quantiles(names.INFERENCE_PER_CHUNK, GENAI_MODEL, by=MODEL_LABEL, shares=(0.5, 0.95)),
                 unit="s",
             ),
             lines(
                 "Tokens",
                 "Tokens per second of the chosen agents and models.",
-                *(Query(or_zero(FLEET.rate(name, AGENT, MODEL)), legend) for name, legend in tokens.items()),
+                *(
+                    Query(or_zero(FLEET.rate(name, GENAI_AGENT, GENAI_MODEL)), legend)
+                    for name, legend in tokens.items()
+                ),
                 unit="short",
             ),
             lines(
                 "Cost per hour",
-                "At the price table's currency and the present rate, by agent. Flat 0: the models have no prices "
-                "(`UNDERSTUDY_PRICES`).",
+                "At the present rate, by agent and model, in the price table's currency, which it may name "
+                "(`currency`). Flat 0: the models have no prices (`UNDERSTUDY_PRICES`).",
                 Query(
-                    or_zero(f"{FLEET.rate(names.MODEL_COST, AGENT, MODEL, by='agent')} * 3600 / {MILLION}"), "{{agent}}"
+                    or_zero(f"{FLEET.rate(names.MODEL_COST, AGENT, MODEL, by=COST)} * 3600"),
+                    "{{agent}} {{model}} {{currency}}",
                 ),
                 unit="short",
                 decimals=4,
                 stacked=True,
+            ),
+            lines(
+                "Wait for a model slot",
+                "How long calls that have ended waited for one of their profile's places (`max_concurrency`) and for "
+                "its rate limit. With more of these, runs would be shorter by this.",
+                *quantiles(names.MODEL_CALL_WAIT, by="profile", shares=(0.5, 0.95)),
+                unit="s",
             ),
             lines(
                 "Token budgets",
@@ -103,11 +142,12 @@ def models() -> Row:
                 width=12,
             ),
             lines(
-                "Waiting for a rate limit",
-                "Model requests that wait for their turn, how many seconds of waiting there are per second, and "
-                "requests that an endpoint refused all the same (429): other users share its limit.",
-                Query(or_zero(FLEET.total(names.RATE_WAITING, by="profile")), "{{profile}} waiting now"),
-                Query(or_zero(FLEET.rate(names.RATE_WAITED, by="profile")), "{{profile}} waited"),
+                "Calls that wait for a model slot",
+                "Calls that wait for one of their profile's places (`max_concurrency`) or for its rate limit, those of "
+                "them that do under a known limit, and requests that an endpoint refused all the same (429): other "
+                "users share its limit.",
+                Query(or_zero(FLEET.total(names.MODEL_CALLS_WAITING, by="profile")), "{{profile}} waiting now"),
+                Query(or_zero(FLEET.total(names.RATE_WAITING, by="profile")), "{{profile}} under a known limit"),
                 Query(or_zero(FLEET.rate(names.RATE_REFUSED, by="profile")), "{{profile}} refused per second"),
                 unit="short",
                 width=12,
@@ -132,7 +172,7 @@ def tools() -> Row:
             lines(
                 "Tool duration",
                 "95 in 100 calls of a tool take no longer.",
-                *quantiles(names.EXECUTE_TOOL_DURATION, by="tool", shares=(0.95,)),
+                *quantiles(names.EXECUTE_TOOL_DURATION, by=TOOL_LABEL, shares=(0.95,)),
                 unit="s",
                 width=6,
             ),
@@ -166,7 +206,7 @@ def store() -> Row:
                 "A transaction of the journal. Every round has at least two, so this is what a round costs at least.",
                 *quantiles(names.COMMIT_DURATION),
                 unit="s",
-                width=6,
+                width=8,
                 thresholds=((0.05, YELLOW), (0.25, RED)),
             ),
             lines(
@@ -176,7 +216,7 @@ def store() -> Row:
                 Query(FLEET.rate(names.COMMIT_OPERATIONS, suffix="_count"), "transactions per second"),
                 Query(FLEET.rate(names.COMMIT_OPERATIONS, suffix="_sum"), "operations per second"),
                 Query(FLEET.mean(names.COMMIT_OPERATIONS), "operations in each"),
-                width=6,
+                width=8,
             ),
             lines(
                 "Projection lag",
@@ -185,8 +225,16 @@ def store() -> Row:
                 Query(FLEET.total(names.LAG, by="sink", function="max"), "{{sink}}"),
                 Query(FLEET.total(names.STORE_COUNTS_AGE, function="max"), "counts of the store"),
                 unit="s",
-                width=6,
+                width=8,
                 thresholds=((60, RED),),
+            ),
+            lines(
+                "Events",
+                "Events committed per second, by type: all that happens to sessions.",
+                Query(FLEET.rate(names.EVENTS, by="type"), "{{type}}"),
+                unit="ops",
+                stacked=True,
+                width=12,
             ),
             lines(
                 "Exports",
@@ -194,7 +242,7 @@ def store() -> Row:
                 Query(FLEET.rate(names.EXPORTED, by="sink"), "{{sink}} taken"),
                 Query(FLEET.rate(names.EXPORT_FAILURES, by="sink"), "{{sink}} refused"),
                 Query(FLEET.total(names.LAG_EVENTS, by="sink"), "{{sink}} not taken yet"),
-                width=6,
+                width=12,
             ),
         ),
     )

@@ -11,7 +11,12 @@ CLUSTER = Scope(('job=~"$job"',))
 """For what makes sense only for all node services together."""
 
 AGENT, MODEL = 'agent=~"$agent"', 'model=~"$model"'
-MILLION = 1_000_000
+"""What is chosen, of metrics of our own."""
+AGENT_LABEL, MODEL_LABEL, TOOL_LABEL, ERROR_LABEL = map(
+    names.prometheus_name, (names.AGENT_NAME, names.REQUEST_MODEL, names.TOOL_NAME, names.ERROR_TYPE)
+)
+GENAI_AGENT, GENAI_MODEL = f'{AGENT_LABEL}=~"$agent"', f'{MODEL_LABEL}=~"$model"'
+"""The same of those that the GenAI conventions name: `gen_ai_…`."""
 RESUMED_P50, RESUMED_P99, NODE_LOST = 0.06, 0.25, 15.0
 """Seconds that a recovery may take: half of them, 99 in 100, after the loss of a whole node."""
 

@@ -7,11 +7,14 @@ from urllib.parse import quote
 
 from .. import conventions as names
 from . import sql
+from .indicators import AGENT_LABEL
 from .model import METRICS, STORE, Dashboard, Link, Panel, Query, Row, Sql, Variable, lines, table
 from .promql import Scope, or_zero
 
 UID = "understudy-session-tree"
 AGENTS = Scope(('job=~"$job"', 'agent=~"$agents"'))
+GENAI_AGENTS = Scope(('job=~"$job"', f'{AGENT_LABEL}=~"$agents"'))
+OF_AGENT = f"{{{{{AGENT_LABEL}}}}}"
 
 
 def _explored() -> str:
@@ -150,13 +153,17 @@ def _agents() -> Row:
             lines(
                 "Tokens by agent",
                 "Tokens per second of this tree's agents, in whatever session: Prometheus knows no sessions.",
-                Query(or_zero(AGENTS.rate(names.INFERENCE_INPUT_TOKENS, by="agent")), "{{agent}} input"),
-                Query(or_zero(AGENTS.rate(names.INFERENCE_OUTPUT_TOKENS, by="agent")), "{{agent}} output"),
+                Query(or_zero(GENAI_AGENTS.rate(names.INFERENCE_INPUT_TOKENS, by=AGENT_LABEL)), f"{OF_AGENT} input"),
+                Query(or_zero(GENAI_AGENTS.rate(names.INFERENCE_OUTPUT_TOKENS, by=AGENT_LABEL)), f"{OF_AGENT} output"),
             ),
             lines(
                 "Run duration by agent",
                 "95 in 100 runs of the agent take no longer.",
-                Query(AGENTS.quantile(0.95, names.INVOKE_AGENT_DURATION, by="agent"), "{{agent}} p95", exemplars=True),
+                Query(
+                    GENAI_AGENTS.quantile(0.95, names.INVOKE_AGENT_DURATION, by=AGENT_LABEL),
+                    f"{OF_AGENT} p95",
+                    exemplars=True,
+                ),
                 unit="s",
             ),
             lines(

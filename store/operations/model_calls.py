@@ -113,6 +113,8 @@ def answer(
     shared: dict[str, Any] = {
         "run_id": run_id, "round": round_number, "request_key": key, "attempt": attempt, "model": model,
         "provider": got.provider, "started_at": got.started_at, "duration": got.duration, "retries": got.retries,
+        "waited": dict(got.waited) or None, "retried": dict(got.retried) or None,
+        "chunk_times": list(got.chunk_times) or None, "currency": got.currency,
         "trace_id": row.trace_id if row.run_id == run_id else _trace_of(tx, session_id, run_id),
         "late": not current or attempt < row.wait_attempt,
     }  # fmt: skip

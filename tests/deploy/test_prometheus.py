@@ -8,7 +8,7 @@ import pytest
 
 from understudy.events import ModelCallCompleted
 from understudy.observability.metrics import Metrics
-from understudy.observability.server import serve_metrics
+from understudy.observability.server import MetricsServer
 
 from ..prometheus import prometheus
 
@@ -19,7 +19,9 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 def test_prometheus_scrapes_counters_and_keeps_exemplars(tmp_path: Path) -> None:
     """The exposition is one that the real thing takes, exemplars with their trace id included."""
     metrics = Metrics()
-    port, stop = serve_metrics(metrics.registry, 0)
+    shown = MetricsServer(metrics.registry, 0)
+    shown.start()
+    port = shown.port
     try:
         metrics.apply([ModelCallCompleted(trace_id=TRACE, model="m", duration=700_000, writer_seq=1)])
         with prometheus(tmp_path / "prometheus", targets=[f"127.0.0.1:{port}"]) as server:
@@ -28,4 +30,4 @@ def test_prometheus_scrapes_counters_and_keeps_exemplars(tmp_path: Path) -> None
             assert server.value(answered) == 1
             assert server.targets() == {f"http://127.0.0.1:{port}/metrics": "up"}
     finally:
-        stop()
+        shown.close()

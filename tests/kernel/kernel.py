@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from sqlalchemy import event
 
@@ -42,7 +42,7 @@ from understudy.transport.remote_node import CalledNode
 
 from ..situation import describe as describe_situation
 
-SERVE_METRICS = "understudy.node.projection.serve_metrics"
+METRICS_SERVER = "understudy.node.projection.MetricsServer"
 STUCK_SECONDS = 20.0
 LEASE = 3_600_000_000
 POLICY = {"max_restarts": 100, "period": 60, "stuck_after": 3, "backoff": 0.01, "backoff_max": 0.05}
@@ -320,7 +320,7 @@ class Kernel:
         """Start the node service; nobody has told it anything yet."""
         BACKGROUND.set(True)
         try:
-            with nullcontext() if self.serves else patch(SERVE_METRICS, return_value=(0, None)):
+            with nullcontext() if self.serves else patch(METRICS_SERVER, return_value=Mock(port=0)):
                 await self.node.start()
         finally:
             BACKGROUND.set(False)

@@ -103,9 +103,22 @@ def test_a_price_that_is_none(table: Any) -> None:
         price_table(table)
 
 
+def test_a_price_table_may_say_its_currency() -> None:
+    """It is that of all its prices, since budgets add them up: another one beside it is refused, and what is none."""
+    m, n = {"input": 1, "output": 2}, {"input": 3, "output": 4, "currency": "EUR"}
+    assert {price.currency for price in price_table({"currency": "EUR", "m": m, "n": n}).values()} == {"EUR"}
+    assert price_table({"m": m})["m"].currency == ""
+    assert price_table(price_table({"currency": "EUR", "m": m}))["m"].currency == "EUR"
+    with pytest.raises(InvalidConfiguration, match="EUR, USD"):
+        price_table({"currency": "USD", "m": m, "n": n})
+    for wrong in ("euro", "€", 978):
+        with pytest.raises(InvalidConfiguration, match="ISO 4217"):
+            price_table({"currency": wrong, "m": m})
+
+
 def test_prices_reach_the_services() -> None:
     """The settings that start the services carry the table; a profile that comes again without prices keeps them."""
-    settings = Settings("sqlite:////s.db", "m", prices=CHEAP)
+    settings = Settings("sqlite:////s.db", "m", prices=price_table({"currency": "EUR", **CHEAP}))
     assert bootstrap.read(bootstrap.request(settings, "spans")) == (settings, "spans")
     profiles = Profiles({"m": Price(1, 1, 1), "n": Price(2, 2, 2)})
     profiles.learn(ModelProfile("p", "key", prices={"m": Price(3, 3, 3)}))

@@ -96,9 +96,24 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def added(
+    field: str, label: str, amount: Callable[[int], int] = lambda number: number
+) -> Callable[[list[Row]], Counter]:
+    """Adds up what rows have in a field by names, which are the values of a label."""
+
+    def count(rows: list[Row]) -> Counter:
+        found: Counter = Counter()
+        for row in (row for row in rows if row["type"] in CALLS):
+            for name, number in (row.get(field) or {}).items():
+                found[((label, name),)] += amount(number)
+        return found
+
+    return count
+
+
 def tokens(index: int) -> Callable[[list[Row]], Counter]:
     def count(rows: list[Row]) -> Counter:
-        used = [row["usage"][index] for row in rows if row["type"] in CALLS and row["usage"]]
+        used = [sum(row["usage"][index : index + 1]) for row in rows if row["type"] in CALLS and row["usage"]]
         return Counter({(): sum(used)})
 
     return count
@@ -107,18 +122,29 @@ def tokens(index: int) -> Callable[[list[Row]], Counter]:
 CALLS = ("model_call_completed", "model_call_failed")
 EXECUTED = ("ok", "error", "timeout", "interrupted", "cancelled")
 EXPECTED: dict[str, tuple[str, Callable[[list[Row]], Counter]]] = {
-    names.INFERENCE_DURATION: ("_count", by(*CALLS, model="model")),
-    names.INFERENCE_FIRST_CHUNK: ("_count", by(CALLS[0], where=lambda row: row["first_chunk"] > 0, model="model")),
+    names.INFERENCE_DURATION: ("_count", by(*CALLS, gen_ai_request_model="model")),
+    names.INFERENCE_FIRST_CHUNK: (
+        "_count", by(CALLS[0], where=lambda row: row["first_chunk"] > 0, gen_ai_request_model="model"),
+    ),
+    names.INFERENCE_PER_CHUNK: (
+        "_count",
+        lambda rows: Counter({(): sum(sum((row.get("chunk_times") or [0])[1:]) for row in rows)}),
+    ),
     names.INFERENCE_INPUT_TOKENS: ("_total", tokens(0)),
     names.INFERENCE_OUTPUT_TOKENS: ("_total", tokens(1)),
     names.INFERENCE_CACHED_TOKENS: ("_total", tokens(2)),
+    names.INFERENCE_CACHE_WRITE_TOKENS: ("_total", tokens(6)),
     names.INFERENCE_REASONING_TOKENS: ("_total", tokens(3)),
     names.MODEL_COST: ("_total", lambda rows: Counter()),
     names.INVOKE_AGENT_DURATION: (
-        "_count", by("run_finished", where=lambda row: row["started_at"] > 0, status="status"),
+        "_count", by("run_finished", where=lambda row: row["started_at"] > 0, understudy_run_status="status"),
     ),
     names.EXECUTE_TOOL_DURATION: (
-        "_count", by("tool_finished", where=lambda row: row["outcome"] in EXECUTED, tool="tool", outcome="outcome"),
+        "_count", by("tool_finished", where=lambda row: row["outcome"] in EXECUTED, gen_ai_tool_name="tool"),
+    ),
+    names.MODEL_CALL_WAIT: ("_count", added("waited", "profile", lambda _waited: 1)),
+    names.EVENTS: (
+        "_total", lambda rows: Counter((("type", row["type"]),) for row in rows),
     ),
     names.SESSIONS_CREATED: ("_total", by("session_created")),
     names.RUNS_ACCEPTED: ("_total", by("run_accepted")),
@@ -133,7 +159,7 @@ EXPECTED: dict[str, tuple[str, Callable[[list[Row]], Counter]]] = {
         lambda rows: Counter({(): sum(sum(row["usage"][:2]) for row in rows if row.get("redone") and row["usage"])}),
     ),
     names.MODEL_CALLS: ("_total", by(*CALLS)),
-    names.MODEL_RETRY_COUNT: ("_total", lambda rows: Counter({(): sum(row.get("retries", 0) for row in rows)})),
+    names.MODEL_RETRY_COUNT: ("_total", added("retried", "reason")),
     names.MODEL_CALLS_REISSUED: ("_total", by("model_call_reissued")),
     names.TOOL_CALLS: ("_total", by("tool_finished", tool="tool", outcome="outcome")),
     names.TOOLS_IN_DOUBT: ("_total", by("tool_in_doubt", tool="tool", policy="policy")),

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from understudy.actors.hooks import HookContext
 from understudy.actors.tools import ToolContext
@@ -310,7 +310,7 @@ class World:
         with (
             system.installed(self.scheduler, self.plan.seed, self.note, self._log_level, self.invariants.violated),
             patch("understudy.node.basis.Database", lambda _dsn: self.store.open(self.scheduler.current.name)),
-            patch("understudy.node.projection.serve_metrics", lambda *_args, **_options: (0, None)),
+            patch("understudy.node.projection.MetricsServer", return_value=Mock(port=0)),
             patch("understudy.node.supply.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
             patch.object(Draining, "_send_off", self._sending_off(Draining._send_off)),

@@ -90,6 +90,8 @@ FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "list[str] | None": st.none() | st.lists(texts, max_size=3),
     "list[str]": st.lists(texts, max_size=3),
     "tuple[str, ...]": st.lists(texts, max_size=3).map(tuple),
+    "list[int] | None": st.none() | st.lists(counts, max_size=3),
+    "dict[str, int] | None": st.none() | st.dictionaries(words, counts, max_size=2),
     "dict[str, Any] | None": st.none() | json_objects,
     "list[dict[str, str]]": st.lists(st.dictionaries(texts, texts, max_size=2), max_size=3),
 }

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.config import ModelProfile
+from understudy.config import Fallback, ModelProfile
 from understudy.errors import (
     InvalidConfiguration,
     ModelProfileMissing,
@@ -25,9 +25,11 @@ from understudy.errors import (
 from understudy.gateway.adapters import Malformed
 from understudy.gateway.backoff import retry_after_seconds
 from understudy.gateway.chat import Completion
+from understudy.gateway.course import Course
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.sse import EventStream
 from understudy.messages import Usage
+from understudy.records import ModelAnswer
 from understudy.streams import CALL, REASONING, TEXT, Part, Piece
 from understudy.testing.offline import Faults, OfflineServer, Refusal, Reply, policy_from_script
 
@@ -314,6 +316,63 @@ async def test_retries_what_may_pass(status: int) -> None:
     assert error.details["base_url"] == server.url
     assert error.details["duration"] > 0
     assert f"{status}" in error.message
+
+
+@pytest.mark.parametrize(
+    ("failed", "reason"),
+    [
+        (http_answer("{}", "application/json", "429 Too Many Requests"), "rate_limited"),
+        (http_answer("{}", "application/json", "408 Request Timeout"), "timeout"),
+        (http_answer("{}", "application/json", "409 Conflict"), "conflict"),
+        (http_answer("{}", "application/json", "502 Bad Gateway"), "server_error"),
+        (b"", "connection"),
+        (http_answer('data: {"error": {"message": "overloaded"}}\n\n'), "stream_error"),
+        (http_answer(stream_of({"content": "o"}, finish=None, done=False)), "stream_ended"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_retry_has_its_reason(failed: bytes, reason: str) -> None:
+    """Tries that fail, and are followed by another one, are counted by what was wrong, also of a call that fails."""
+    answered = http_answer(stream_of({"content": "ok"}))
+    async with endpoint(failed, failed, answered) as url, gateway(url) as model:
+        assert (await model.call(request())).retried == {reason: 2}
+    course = Course()
+    async with endpoint(failed) as url, gateway(url) as model:
+        await failure_of(model.call(request(), course=course), ModelUnavailable)
+    assert course.measured(ModelAnswer()).retried == {reason: 3}
+
+
+async def test_silence_is_a_timeout() -> None:
+    """An endpoint that says nothing for too long is a reason of its own."""
+    with OfflineServer(faults=Faults(stall=0.5)) as server:
+        async with gateway(server.url) as model:
+            answers = [await model.call(request(stall=0.2)) for _ in range(2)]
+    assert sorted(tuple(answer.retried.items()) for answer in answers) == [(), (("timeout", 1),)]
+
+
+async def test_tries_of_all_endpoints_are_one_calls() -> None:
+    """Given a fallback that answers, then the tries of the endpoint before it are counted as well, and the times that
+    the call waited are told by profile."""
+    with OfflineServer(faults=Faults(fail_first=4)) as broken, OfflineServer() as server:
+        async with gateway(broken.url, fallbacks=(Fallback("q"),)) as model:
+            model.register(ModelProfile("q", KEY, server.url))
+            answer = await model.call(request())
+    assert (answer.profile, answer.retried, sorted(answer.waited)) == ("q", {"server_error": 3}, ["p", "q"])
+
+
+async def test_chunks_are_timed() -> None:
+    """Given a stream, then the times between its chunks with output are counted; one that comes whole has none."""
+    script = [{"text": "word " * 40}]
+    with OfflineServer(policy_from_script(script), chunk_delay=0.001) as server:
+        async with gateway(server.url) as model:
+            deltas: list[Piece] = []
+            answer = await model.call(request(), deltas.append)
+    total, *counts = answer.chunk_times
+    assert sum(counts) in (len(deltas), len(deltas) - 1)  # the first chunk of all may have no output
+    assert 0 < total <= answer.duration - answer.first_chunk
+    async with endpoint(http_answer(whole(), "application/json")) as url, gateway(url) as model:
+        answer = await model.call(request())
+    assert (answer.content, answer.chunk_times, answer.first_chunk) == ("hi", (), 0)
 
 
 async def test_cut_stream_restarts() -> None:

@@ -13,6 +13,7 @@ from msgspec import structs
 from understudy.config import ModelProfile
 from understudy.errors import InvalidConfiguration, InvalidInput, ModelProfileMissing, ServiceGone
 from understudy.gateway import gateway_calls
+from understudy.gateway.course import Course
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.gateway.gateway_socket import GatewaySocket
@@ -70,6 +71,7 @@ class Endpoint(Gateway):
         on_restart: Callable[[], None] | None = None,
         on_response: Callable[[KeptResponse | None], None] | None = None,
         tree: str = "",
+        course: Course | None = None,
     ) -> ModelAnswer:
         assert on_delta is not None
         assert on_restart is not None

@@ -14,6 +14,7 @@ from understudy.config import ModelProfile
 from understudy.errors import (
     CannotDrain,
     InvalidConfiguration,
+    MetricsPortTaken,
     ServiceGone,
     StaleGeneration,
     StoreUnreachable,
@@ -276,6 +277,28 @@ async def supervised(
     found.supervisor = supervisor  # type: ignore[attr-defined]
     try:
         yield found
+    finally:
+        await supervisor.stop()
+        running.cancel()
+        await asyncio.gather(running, *supervisor._tasks, return_exceptions=True)
+
+
+async def test_a_node_service_without_its_port_is_told_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a service that can't have the port of its metrics, then who waits for the services is told, with time left:
+    the service has waited for it already."""
+    monkeypatch.setattr(supervising, "LEASE_SECONDS", 0.01)
+    found = Machinery("a")
+
+    async def refuse(*_call: Any) -> Any:
+        raise MetricsPortTaken("port 9464 for metrics is taken")
+
+    monkeypatch.setattr(found.nodes["a"], "call", refuse)
+    supervisor = Supervisor(found, "holder", standby=0, max_actors=1)
+    running = asyncio.create_task(supervisor.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(MetricsPortTaken, match="9464"):
+                await supervisor.ready(100 * PATIENCE)
     finally:
         await supervisor.stop()
         running.cancel()

@@ -22,8 +22,9 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_plain_text
 
-from understudy.errors import InvalidConfiguration
+from understudy.errors import InvalidConfiguration, MetricsPortTaken
 from understudy.events import (
+    EPHEMERAL,
     EVENT_TYPES,
     Event,
     InputReceived,
@@ -49,7 +50,7 @@ from understudy.observability.live_table import LIVE_TABLE
 from understudy.observability.metric_page import page
 from understudy.observability.metric_table import TABLE
 from understudy.observability.metrics import OTHER, Metrics
-from understudy.observability.server import address_of, serve_metrics
+from understudy.observability.server import MetricsServer, address_of
 
 AT = 1_750_000_000_000_000
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -92,9 +93,19 @@ def session_events(session: int) -> list[Event]:
         SessionCrashed(**shared, waiting=True),
         SessionActivated(**shared, cause="resume", down=30_000),
         ModelCallCompleted(
-            **shared, model="m", usage=[100, 20, 40, 5, False], duration=500_000, first_chunk=90_000, retries=2
+            **shared,
+            model="m",
+            provider="anthropic",
+            response_model="m-1",
+            usage=[100, 20, 40, 5, False, 1_500, 30],
+            duration=500_000,
+            first_chunk=90_000,
+            waited={"p": 3_000_000, "q": 0},
+            currency="EUR",
+            retried={"rate_limited": 2, "timeout": 1},
+            chunk_times=[75_000, 2, 0, 0, 1],
         ),
-        ModelCallFailed(**shared, model="m", duration=1_000_000, error_code="model_refused"),
+        ModelCallFailed(**shared, model="m", duration=1_000_000, error_code="model_refused", waited={"p": 0}),
         ToolFinished(**shared, tool="lookup", duration=20_000),
         RunFinished(**shared, started_at=AT - 3_000_000),
     ]
@@ -117,7 +128,9 @@ ANY_EVENT = st.one_of(
         usage=st.none() | st.tuples(AMOUNTS, AMOUNTS, AMOUNTS, AMOUNTS, st.booleans()).map(list),
         duration=AMOUNTS,
         first_chunk=AMOUNTS,
-        retries=st.integers(0, 3),
+        waited=st.none() | st.dictionaries(NAMES, AMOUNTS),
+        retried=st.none() | st.dictionaries(NAMES, st.integers(1, 3)),
+        chunk_times=st.none() | st.lists(st.integers(0, 100), min_size=2, max_size=16),
         redone=st.booleans(),
         trace_id=st.sampled_from(["", TRACE]),
     ),
@@ -160,22 +173,95 @@ def test_events_become_the_amounts_they_tell_of() -> None:
     """Durations are shown in seconds, tokens and outcomes counted under their labels."""
     metrics = Metrics()
     metrics.apply(numbered(session_events(0)))
-    assert value(metrics, "gen_ai_client_inference_duration_seconds_sum", model="m", error_type="") == 0.5
-    assert value(metrics, "gen_ai_client_inference_duration_seconds_count", model="m", error_type="model_refused") == 1
-    first_chunk = "gen_ai_client_inference_time_to_first_chunk_seconds_bucket"
-    assert value(metrics, first_chunk, model="m", le="0.08") == 0
-    assert value(metrics, first_chunk, model="m", le="0.16") == 1
-    tokens = "gen_ai_client_inference_usage_{}_tokens_total"
-    for kind, amount in (("input", 100), ("output", 20), ("cache_read_input", 40), ("reasoning_output", 5)):
-        assert value(metrics, tokens.format(kind), agent="lead", model="m") == amount
-    assert value(metrics, "gen_ai_invoke_agent_duration_seconds_sum", agent="lead", status="completed") == 3
-    assert value(metrics, "gen_ai_execute_tool_duration_seconds_sum", tool="lookup", outcome="ok") == 0.02
+    answered = inference(gen_ai_provider_name="anthropic", gen_ai_response_model="m-1")
+    failed = inference(gen_ai_provider_name="openai", gen_ai_response_model="")
+    duration, first_chunk, per_chunk = (
+        f"gen_ai_client_inference_{name}_seconds"
+        for name in ("duration", "time_to_first_chunk", "time_per_output_chunk")
+    )
+    assert value(metrics, f"{duration}_sum", **answered, error_type="") == 0.5
+    assert value(metrics, f"{duration}_count", **failed, error_type="model_refused") == 1
+    assert value(metrics, f"{first_chunk}_bucket", **answered, le="0.08") == 0
+    assert value(metrics, f"{first_chunk}_bucket", **answered, le="0.16") == 1
+    assert value(metrics, f"{per_chunk}_sum", **answered) == 0.075
+    assert [value(metrics, f"{per_chunk}_bucket", **answered, le=le) for le in ("0.01", "0.04", "0.08")] == [2, 2, 3]
+    tokens, used = "gen_ai_client_inference_usage_{}_tokens_total", {"gen_ai_agent_name": "lead"}
+    counted = (("input", 100), ("output", 20), ("cache_read_input", 40), ("cache_write_input", 30))
+    for kind, amount in (*counted, ("reasoning_output", 5)):
+        assert value(metrics, tokens.format(kind), **used, **answered, gen_ai_token_modality="unknown") == amount
+        assert value(metrics, tokens.format(kind), **used, **failed, gen_ai_token_modality="unknown") == 0
+    assert value(metrics, "understudy_model_cost_total", agent="lead", model="m", currency="EUR") == 0.0015
+    assert value(metrics, "understudy_model_call_wait_seconds_sum", profile="p") == 3
+    assert value(metrics, "understudy_model_call_wait_seconds_count", profile="p") == 2
+    assert value(metrics, "understudy_model_call_wait_seconds_count", profile="q") == 1
+    run = {"gen_ai_agent_name": "lead", "understudy_run_status": "completed", "error_type": ""}
+    assert value(metrics, "gen_ai_invoke_agent_duration_seconds_sum", **run) == 3
+    tool = {"gen_ai_tool_name": "lookup", "gen_ai_tool_type": "function", "error_type": ""}
+    assert value(metrics, "gen_ai_execute_tool_duration_seconds_sum", **tool) == 0.02
+    assert value(metrics, "understudy_events_total", type="model_call_completed") == 1
+    assert value(metrics, "understudy_events_total", type="timer_set") == 0
     assert value(metrics, "understudy_restore_duration_seconds_sum") == 0.03
     assert value(metrics, "understudy_session_crashes_total", cause="process_died", waiting="true") == 1
     assert value(metrics, "understudy_session_crashes_total", cause="process_died", waiting="false") == 0
-    assert value(metrics, "understudy_model_retries_total", model="m") == 2
+    assert value(metrics, "understudy_model_retries_total", model="m", reason="rate_limited") == 2
+    assert value(metrics, "understudy_model_retries_total", model="m", reason="timeout") == 1
     assert value(metrics, "understudy_model_calls_total", outcome="ok") == 1
     assert value(metrics, "understudy_tokens_redone_total") == 0
+
+
+def inference(**labels: str) -> dict[str, str]:
+    """Labels that the conventions ask for."""
+    return {"gen_ai_operation_name": "chat", "gen_ai_request_model": "m", **labels}
+
+
+def test_errors_are_told_as_the_conventions_do() -> None:
+    """A failed run has its error's code or its status, a tool call its outcome; a cancelled run has not failed."""
+    metrics = Metrics()
+    at = {"started_at": AT, "at": AT + 1_000_000, "agent": "a"}
+    runs = [
+        RunFinished(**at, status="failed", error_code="model_refused"),
+        RunFinished(**at, status="round_limit"),
+        RunFinished(**at, status="cancelled"),
+    ]
+    metrics.apply(numbered([*runs, ToolFinished(tool="t", outcome="timeout", duration=5)]))
+    counted = {
+        tuple(
+            dict(labels).get(name, "") for name in ("understudy_run_status", "gen_ai_tool_name", "error_type")
+        ): amount
+        for (name, labels), amount in samples(metrics).items()
+        if name in ("gen_ai_invoke_agent_duration_seconds_count", "gen_ai_execute_tool_duration_seconds_count")
+    }
+    assert counted == {
+        ("failed", "", "model_refused"): 1,
+        ("round_limit", "", "round_limit"): 1,
+        ("cancelled", "", ""): 1,
+        ("", "t", "timeout"): 1,
+    }
+
+
+def test_durations_have_buckets_for_an_hour() -> None:
+    """What can take an hour has bounds beyond it, after those that the conventions advise."""
+    advised = {names.INVOKE_AGENT_DURATION: (0.1, 409.6, 13)}
+    for row in TABLE:
+        if row.name in (names.INFERENCE_DURATION, names.EXECUTE_TOOL_DURATION, names.RUN_QUEUED, names.MODEL_CALL_WAIT):
+            advised[row.name] = (0.01, 81.92, 14)
+        if row.name in advised:
+            first, last, number = advised[row.name]
+            assert (row.buckets[0], row.buckets[number - 1]) == (first, last)
+            assert row.buckets[-1] > 3_600
+    assert len(advised) == 5
+
+
+def test_every_type_of_event_is_counted() -> None:
+    """What is committed is counted by its type, one of a newer version as `unknown`; what never is has no series."""
+    metrics = Metrics()
+    metrics.apply(numbered([kind() for kind in EVENT_TYPES.values()]))
+    counted = {
+        dict(labels)["type"]: amount
+        for (name, labels), amount in samples(metrics).items()
+        if name == "understudy_events_total"
+    }
+    assert counted == dict.fromkeys(set(EVENT_TYPES) - {kind.type for kind in EPHEMERAL}, 1)
 
 
 def test_redone_tokens_are_counted() -> None:
@@ -248,7 +334,7 @@ def test_the_page_has_the_whole_table() -> None:
 
 def test_every_event_is_measured_or_said_to_be_left_out() -> None:
     """A new type of event is not forgotten in the table."""
-    measured = {kind.type for row in TABLE for kind in row.measures}
+    measured = {kind.type for row in TABLE if row.name != names.EVENTS for kind in row.measures}
     left_out = {"unknown", "text_delta", "reasoning_delta", "tool_call_delta", "stream_restarted"}  # never committed
     left_out |= {"tool_progress", "custom"}  # of people's own: who wants to count them has them in the log
     left_out |= {"model_call_started", "tool_started"}  # counted when they end
@@ -333,6 +419,8 @@ def test_a_scrape_sees_one_moment_while_events_are_applied() -> None:
     """Metrics of one event always agree with each other, however a scrape falls between commits."""
     metrics = Metrics()
     done = threading.Event()
+    answered = inference(gen_ai_provider_name="openai", gen_ai_response_model="", error_type="")
+    labels = tuple(sorted(answered.items()))
 
     def journal() -> None:
         for number in range(1, 20_001):
@@ -345,7 +433,7 @@ def test_a_scrape_sees_one_moment_while_events_are_applied() -> None:
     while not done.is_set():
         seen = samples(metrics)
         calls = seen[("understudy_model_calls_total", (("outcome", "ok"),))]
-        measured = seen.get(("gen_ai_client_inference_duration_seconds_count", (("error_type", ""), ("model", "m"))), 0)
+        measured = seen.get(("gen_ai_client_inference_duration_seconds_count", labels), 0)
         assert calls == measured
         assert calls >= last
         last = calls
@@ -366,9 +454,10 @@ def test_metrics_come_without_the_opentelemetry_sdk() -> None:
 def served() -> Iterator[str]:
     metrics = Metrics()
     metrics.apply(numbered(session_events(0)))
-    port, stop = serve_metrics(metrics.registry, 0)
-    yield f"http://127.0.0.1:{port}"
-    stop()
+    server = MetricsServer(metrics.registry, 0)
+    server.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.close()
 
 
 def fetch(url: str, accept: str = "*/*") -> tuple[str, str]:
@@ -401,9 +490,11 @@ def test_the_endpoint_answers_probes_and_nothing_else(served: str) -> None:
 def test_the_endpoint_tells_targets_why_it_is_not_ready_and_that_it_is_scraped() -> None:
     """`/readyz` is 503 with the reason; `/targets` is JSON as Prometheus takes it; a scrape is noted."""
     targets, scrapes = [{"targets": ["10.0.0.1:9464"], "labels": {}}], [0]
-    port, stop = serve_metrics(
+    server = MetricsServer(
         Metrics().registry, 0, ready=lambda: "no store", targets=lambda: targets, scraped=lambda: scrapes.append(1)
     )
+    server.start()
+    port = server.port
     try:
         kind, text = fetch(f"http://127.0.0.1:{port}/targets")
         assert kind == "application/json"
@@ -417,7 +508,7 @@ def test_the_endpoint_tells_targets_why_it_is_not_ready_and_that_it_is_scraped()
         fetch(f"http://127.0.0.1:{port}/metrics")
         assert scrapes == [0, 1]
     finally:
-        stop()
+        server.close()
 
 
 def test_addresses_are_as_urls_want_them() -> None:
@@ -429,19 +520,35 @@ def test_addresses_are_as_urls_want_them() -> None:
     ]
 
 
-def test_a_port_that_is_taken_is_replaced_by_a_free_one(caplog: pytest.LogCaptureFixture) -> None:
-    """A second node on one machine still starts, serves its metrics, and says where."""
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_is_taken_is_an_error(host: str) -> None:
+    """Who asks for a port gets that or none: the text names it, and says what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port, stop = serve_metrics(Metrics().registry, taken.getsockname()[1])
-        try:
-            assert port != taken.getsockname()[1]
-            assert "understudy_runs_finished_total" in fetch(f"http://127.0.0.1:{port}/metrics")[1]
-        finally:
-            stop()
-    assert f"they are on port {port}" in caplog.text
+        port = taken.getsockname()[1]
+        with pytest.raises(MetricsPortTaken, match=rf"port {port} .*UNDERSTUDY_METRICS_PORT") as refused:
+            MetricsServer(Metrics().registry, port, host)
+    assert refused.value.code == "metrics_port_taken"
+
+
+def test_a_port_is_had_again_while_connections_to_the_one_before_linger() -> None:
+    """A service that is started anew has its port at once, though the kernel still waits for the end of connections
+    that the dead one has closed."""
+    first = MetricsServer(Metrics().registry, 0)
+    first.start()
+    with socket.create_connection(("127.0.0.1", first.port)) as scraper:
+        scraper.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        while scraper.recv(1 << 16):  # the server closes first: its end of the connection lingers
+            pass
+    first.close()
+    second = MetricsServer(Metrics().registry, first.port)
+    second.start()
+    try:
+        assert fetch(f"http://127.0.0.1:{first.port}/healthz")[1] == "ok\n"
+    finally:
+        second.close()
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
     """A host that can't be listened on is a mistake in the configuration, told as one."""
     with pytest.raises(InvalidConfiguration, match=re.escape("192.0.2.1")):
-        serve_metrics(Metrics().registry, 0, "192.0.2.1")
+        MetricsServer(Metrics().registry, 0, "192.0.2.1")

@@ -14,14 +14,16 @@ import pytest
 from understudy.cluster.client.compiling import compile_spec
 from understudy.config import ModelProfile
 from understudy.gateway import admission as admitting
+from understudy.gateway import course as measuring
 from understudy.gateway import limits as limiting
 from understudy.gateway.admission import Stopped
+from understudy.gateway.course import Course
 from understudy.gateway.fair_queue import FairQueue
 from understudy.gateway.limits import Limits
 from understudy.gateway.rate_headers import seconds_until, stated_limits
 from understudy.messages import Usage
 from understudy.rates import Rates, RateShare, RateShares
-from understudy.records import ModelRequest
+from understudy.records import ModelAnswer, ModelRequest
 from understudy.spec import AgentSpec
 
 
@@ -57,7 +59,7 @@ def request(priority: str = "normal", **more: Any) -> ModelRequest:
 
 async def served(limits: Limits, tree: str, done: list[tuple[float, str]], **of: Any) -> None:
     """One call that takes no time."""
-    async with limits.of("p").turn(request(**of), tree, again=False) as turn:
+    async with limits.of("p").turn(request(**of), tree, Course()) as turn:
         done.append((asyncio.get_running_loop().time() - 1_000.0, tree))
         turn.answered(Usage(of.get("tokens", 0), 0))
 
@@ -207,7 +209,7 @@ def test_a_refusal_stops_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> tuple[list[float], int]:
         limits, done = limited(), list[tuple[float, str]]()
-        async with limits.of("p").turn(request(), "t", again=False) as turn:
+        async with limits.of("p").turn(request(), "t", Course()) as turn:
             assert turn.refused({}, 20.0) == 20.0
         results = await asyncio.gather(
             *(served(limits, f"t{n}", done, deadline=10.0 if n < 2 else 30.0) for n in range(6)),
@@ -234,6 +236,32 @@ def test_who_goes_away_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None
         return [at for at, _ in done]
 
     assert virtually(main(), monkeypatch) == pytest.approx([0.0, 1.05, 2.11], abs=0.05)
+
+
+def test_how_long_a_call_waits_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given one place that is taken for 40 s, then who comes meanwhile has waited for it, who gives up too, and who had
+    it at once has not; while they wait, the report says how many do."""
+
+    async def main() -> tuple[list[dict[str, int]], dict[str, int]]:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic_ns=lambda: round(loop.time() * 1e9)))
+        limits, courses = limited(max_concurrency=1), [Course() for _ in range(3)]
+
+        async def call(course: Course) -> None:
+            async with limits.of("p").turn(request(), "t", course):
+                await asyncio.sleep(40.0)
+
+        tasks = [asyncio.create_task(call(course)) for course in courses]
+        await asyncio.sleep(10.0)
+        waiting = limits.report().waiting
+        tasks[2].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return [dict(course.measured(ModelAnswer()).waited) for course in courses], waiting
+
+    assert virtually(main(), monkeypatch) == (
+        [{"p": 0}, {"p": 40_000_000}, {"p": 10_000_000}],
+        {"p": 2},
+    )
 
 
 def test_without_a_supervisor_nodes_share_equally(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +302,7 @@ def test_trees_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
         limits = Limits()
         limits.update(ModelProfile("p", "key", "http://localhost"))
         for number in range(200):
-            async with limits.of("p").turn(ModelRequest("s/r/1", "p", "m", b"[]"), f"tree{number}"):
+            async with limits.of("p").turn(ModelRequest("s/r/1", "p", "m", b"[]"), f"tree{number}", Course()):
                 await asyncio.sleep(1.0)
             assert not limits.report().uses
         [line] = limits.of("p")._lines.values()

@@ -12,15 +12,18 @@ from understudy.events import ModelCallCompleted, RunStarted
 
 
 def test_events_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    """Durations have a unit, times are times of day, and tokens are named."""
+    """Durations have a unit, times are times of day, and tokens are named; counts for a histogram are left out."""
     call = ModelCallCompleted(
-        seq=1, model="m", usage=[746, 10, 0, 0, False], started_at=1_795_677_586_342_113, duration=1_250_000
-    )
+        seq=1, model="m", usage=[746, 10, 0, 0, False], started_at=1_795_677_586_342_113, duration=1_250_000,
+        waited={"p": 412_000}, retried={"rate_limited": 2}, chunk_times=[5, 1],
+    )  # fmt: skip
     rendering.print_events([RunStarted(seq=0, queued=1_135_522), call])
     started, completed = capsys.readouterr().out.splitlines()
     assert "queued=1.136s" in started
     assert "tokens=in:746,out:10" in completed
     assert "duration=1.250s" in completed
+    assert "waited=p:0.412s retried=rate_limited:2" in completed
+    assert "chunk_times" not in completed
     assert f"started_at={rendering.when(1_795_677_586_342_113)}" in completed
 
 

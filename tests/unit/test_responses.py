@@ -16,6 +16,7 @@ from understudy.actors.conversation import Conversation
 from understudy.config import Fallback, ModelProfile
 from understudy.errors import InvalidConfiguration, ModelProtocolError, ModelRefused, ModelUnavailable
 from understudy.gateway.adapters import EndpointError, Malformed
+from understudy.gateway.course import Course
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.gateway.responses import ResponseReading
@@ -314,7 +315,7 @@ async def test_a_fetch_needs_a_place_but_no_turn_of_the_limit() -> None:
         async with responses(server.url, background=True, max_concurrency=1, requests_per_minute=60.0) as second:
             admission = second.limits.of("p")
             admission._line("").pace.refuse(60.0, 0.0, time.monotonic())
-            async with admission.turn(asked, "t", fetches=True):
+            async with admission.turn(asked, "t", Course(), fetches=True):
                 call = asyncio.create_task(
                     second.call(replace(asked, response=KeptResponse(made.response_id, "p", "offline")))
                 )
