@@ -27,6 +27,10 @@ SECRET_NAME = re.compile(
 
 CREDENTIALS_IN_URL = re.compile(r"(?:://|^)[^/\s:@]*:[^/\s@]+@")
 
+SECRET_PARAMETER = re.compile(r"(?i)password|secret|^scram_.*_key$")
+"""Parameters of libpq (https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS) that are secrets
+themselves; others name files."""
+
 SCHEMA_NAME = r"[a-z_][a-z0-9_]{0,62}"
 SCHEMA_POLICIES = ("auto", "verify")
 
@@ -134,6 +138,20 @@ def redact(dsn: str) -> str:
     return re.sub(r"://([^:/@?#]*):(?!\*\*\*@|\d+([/?,]|$)).*", r"://\1:***", without, flags=re.DOTALL)
 
 
+def without_password(dsn: str) -> str:
+    """A DSN that `check_store` has returned, without what is secret in it: the password, and parameters that hold one,
+    whose names libpq decodes."""
+    scheme, _, rest = dsn.partition("://")
+    if scheme != "postgresql":
+        return dsn
+    address, _, query = rest.partition("?")
+    user, at, hosts = address.partition("@")
+    if at and "/" not in user:
+        address = user.partition(":")[0] + at + hosts
+    kept = "&".join(item for item in query.split("&") if not SECRET_PARAMETER.search(unquote(item.partition("=")[0])))
+    return f"postgresql://{address}" + (f"?{kept}" if kept else "")
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a model can do, as far as a profile declares it. A request that needs what is missing fails before it is
@@ -239,6 +257,8 @@ class Settings:
     prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
     telemetry: Mapping[str, str] = field(default_factory=dict, hash=False)
     """`OTEL_…` and `UNDERSTUDY_…` variables of `telemetry.py`, for the services; some are secrets."""
+    withheld: tuple[str, ...] = ()
+    """The variables whose secrets these settings are without (`secrets.part`)."""
 
     def __repr__(self) -> str:
         return f"Settings(store={redact(self.store)!r}, model={self.model!r}, namespace={self.namespace!r})"
@@ -311,13 +331,14 @@ class Settings:
 
     @property
     def instance(self) -> str:
-        """Name of this cluster's services: one set per namespace and store."""
-        return f"{self.namespace}-{digest(self.store, size=4)}"
+        """Name of this cluster's services: one set per namespace and store. Ray shows it, so no password is in it."""
+        return f"{self.namespace}-{digest(without_password(self.store), size=4)}"
 
     def of_services(self) -> dict[str, str]:
         """What services take from the connect that starts them, by variable; of what may be secret or long a digest.
 
-        Store and namespace are not in it: another one means other services. Nor is the model: clients choose it.
+        Of the store there is only its password: another store or namespace means other services. The model is not in
+        it: clients choose it.
         """
         shown = {
             "UNDERSTUDY_STANDBY": str(self.standby),
@@ -327,6 +348,8 @@ class Settings:
             "UNDERSTUDY_SCHEMA_POLICY": self.schema_policy,
         }
         hidden = dict(self.telemetry)
+        if self.store != without_password(self.store):
+            hidden["UNDERSTUDY_STORE"] = self.store
         if self.prices:
             hidden["UNDERSTUDY_PRICES"] = repr(sorted(self.prices.items()))
         return {**shown, **{name: HIDDEN + digest(name, value, size=6) for name, value in hidden.items()}}

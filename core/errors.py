@@ -238,6 +238,13 @@ class StoreRefused(StoreUnreachable):
     hint = "Check the user, the password and the database's name in UNDERSTUDY_STORE, and the server's pg_hba.conf."
 
 
+class StorePasswordMissing(StoreUnreachable):
+    """Services that Ray has restarted have nobody left who knows the store's password; they wait for it."""
+
+    code = "store_password_missing"
+    hint = "Connect once from an environment that has it in UNDERSTUDY_STORE (`understudy up`): then runs go on."
+
+
 class StoreReadOnly(StoreUnreachable):
     """The store can't be written: its file or directory, or a server that only reads."""
 

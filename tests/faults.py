@@ -231,17 +231,23 @@ def output(process: subprocess.Popen[str], timeout: float = 2 * PATIENCE) -> Any
 
 
 class Head:
-    """A Ray head of its own, beside the one that the test session shares; every process of it can be killed at once."""
+    """A Ray head of its own, beside the one that the test session shares; every process of it can be killed at once.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: for the state of who starts it.
+        environment: variables that it has beside those of this process.
+    """
+
+    def __init__(self, directory: Path, environment: dict[str, str] | None = None) -> None:
         self._state = directory
+        self._environment = environment or {}
         self._temporary = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets
         self.address = ""
 
     @property
     def environment(self) -> dict[str, str]:
         """What a driver of this cluster needs."""
-        found = {"RAY_TMPDIR": self._temporary, "XDG_STATE_HOME": str(self._state)}
+        found = {"RAY_TMPDIR": self._temporary, "XDG_STATE_HOME": str(self._state), **self._environment}
         return {**found, "RAY_ADDRESS": self.address} if self.address else found
 
     def start(self) -> None:

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from understudy.config import Settings
 from understudy.errors import UnderstudyError
 from understudy.prices import Price
+from understudy.secrets import part
 
 from .names import supervisor_name
 from .own_ray import connect_ray
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--address", required=True)
     arguments = parser.parse_args()
     settings, span_directory = read(sys.stdin.read())
+    shown, secrets = part(settings)
     try:
         connect_ray(arguments.address)
         # A SQLite file is on one node: elsewhere the same path would be another, empty store. With PostgreSQL any node
@@ -42,7 +44,8 @@ def main() -> int:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=bound,
-        ).remote(settings, span_directory)
+        ).remote(shown, span_directory)
+        handle.hand_over.remote(secrets)
         pid = ray.get(handle.start.remote(), timeout=60)
     except UnderstudyError as error:
         print(json.dumps({"error": error.to_wire()}))
@@ -60,7 +63,8 @@ def read(text: str) -> tuple[Settings, str]:
     """What `request` wrote."""
     given = json.loads(text)
     prices = {model: Price(**price) for model, price in given["settings"].pop("prices").items()}
-    return Settings(**given["settings"], prices=prices), given["span_directory"]
+    withheld = tuple(given["settings"].pop("withheld"))
+    return Settings(**given["settings"], prices=prices, withheld=withheld), given["span_directory"]
 
 
 if __name__ == "__main__":

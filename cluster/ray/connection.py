@@ -20,6 +20,7 @@ from understudy.identifiers import new_identifier
 from understudy.placement import is_scarce
 from understudy.protocol import NewSession, ServiceDirectory, Spawned, unpacked
 from understudy.reads import DrainInfo
+from understudy.secrets import part
 from understudy.transport.repeating import RETRY_SECONDS, Patience, Repeating
 
 from ..client.client_connection import ClientConnection
@@ -131,6 +132,9 @@ class Connection(ClientConnection):
 
     async def _attach(self, timeout: float) -> None:
         """Wait until the services work, and give them this client's credentials."""
+        _, secrets = part(self.settings)
+        if secrets.store or secrets.telemetry:
+            await self._supervise("hand_over", secrets)
         try:
             directory = await asyncio.wait_for(self._directory(timeout), timeout + 5)
         except TimeoutError:

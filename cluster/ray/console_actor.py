@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
 from understudy.errors import ClusterError, Conflict, InvalidConfiguration, ServiceGone
+from understudy.secrets import part
 
 from ..client.cluster_source import ClusterSource
 from ..console.access import Binding
@@ -114,7 +115,7 @@ async def start(settings: Settings, binding: Binding, *, detached: bool) -> tupl
     def create() -> Any:
         return ConsoleActor.options(  # type: ignore[attr-defined]
             namespace=RAY_NAMESPACE, scheduling_strategy=here, **options
-        ).remote(settings, binding)
+        ).remote(part(settings)[0], binding)
 
     handle = submitted(create)
     try:
