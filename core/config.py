@@ -355,14 +355,8 @@ class Settings:
         return {**shown, **{name: HIDDEN + digest(name, value, size=6) for name, value in hidden.items()}}
 
 
-def differences(running: Mapping[str, str] | None, here: Mapping[str, str]) -> list[str]:
-    """What running services have that this environment says otherwise (`Settings.of_services` of each), in words.
-
-    Args:
-        running: None from services of a version that did not tell.
-    """
-    if running is None:
-        return ["the settings of another version"]
+def differences(running: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """What running services have that this environment says otherwise (`Settings.of_services` of each), in words."""
     found = []
     for name in sorted({*running, *here}):
         theirs, ours = running.get(name, ""), here.get(name, "")
@@ -377,7 +371,8 @@ def differences(running: Mapping[str, str] | None, here: Mapping[str, str]) -> l
 
 def kept_settings(different: Sequence[str]) -> str:
     """A sentence about these differences."""
-    return f"running services have {', '.join(different)}; they keep theirs until `understudy down` and the next start"
+    kept = "they keep theirs until `understudy down` and the next start, or `understudy up --keep`"
+    return f"running services have {', '.join(different)}; {kept}"
 
 
 def model_profile_from_environment(environ: Mapping[str, str] | None = None) -> ModelProfile | None:

@@ -388,6 +388,13 @@ class ServiceGone(ClusterError):
     hint = "Calls are idempotent: repeat it."
 
 
+class VersionMismatch(ClusterError):
+    """The services, or Ray's nodes, have another version of Understudy; nothing was changed."""
+
+    code = "version_mismatch"
+    hint = "`understudy up` ends the services in good order and starts this version's. Or use the version that runs."
+
+
 class InvalidAuthToken(ClusterUnreachable):
     """Ray's head lets nobody in without its token, and this process does not have it."""
 

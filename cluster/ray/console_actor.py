@@ -21,6 +21,7 @@ from ..console.access import Binding
 from ..console.application import application
 from .connection import Connection
 from .ray_edge import RAY_NAMESPACE, find_actor, settle, submitted
+from .versions import Versioned
 
 OPEN_SECONDS = 30.0
 START_SECONDS = 60.0
@@ -40,7 +41,7 @@ def url_of(binding: Binding) -> str:
 
 # No CPUs: a pod's head offers none, and is where people run commands.
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=100)
-class ConsoleActor:
+class ConsoleActor(Versioned):
     """The console as an actor. It writes nothing, so that its death costs nothing."""
 
     def __init__(self, settings: Settings, binding: Binding) -> None:

@@ -45,6 +45,7 @@ from .ray_edge import (
     through_ray,
     ticket,
 )
+from .versions import Versioned
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
     from understudy.gateway.gateway_calls import GatewayCalls
@@ -63,7 +64,7 @@ LEAVE_SECONDS = 0.2
 FRAME_MEMORY = 64 * 1024 * 1024
 
 
-class LastingActor:
+class LastingActor(Versioned):
     """An actor beside a node service, which starts it and which it outlives; restarted by Ray when it dies.
 
     Args:
@@ -133,7 +134,7 @@ class ToolHostActor(LastingActor):
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4})
-class NodeActor(NodeCalls):
+class NodeActor(NodeCalls, Versioned):
     """The node service as an actor; restarted by Ray when it dies. Its settings are without secrets."""
 
     def __init__(self, settings: Settings, node_id: str, span_directory: str) -> None:
@@ -216,7 +217,7 @@ class NodeActor(NodeCalls):
 @ray.remote(
     num_cpus=CPU_SLIVER, memory=FRAME_MEMORY, max_restarts=0, max_concurrency=100, concurrency_groups={"probe": 2}
 )
-class FrameActor:
+class FrameActor(Versioned):
     """A session actor. Its process holds one session at a time."""
 
     def __init__(
@@ -278,7 +279,7 @@ class FrameActor:
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 2})
-class SupervisorActor:
+class SupervisorActor(Versioned):
     """The supervisor as an actor; restarted by Ray when it dies. Its settings are without secrets."""
 
     def __init__(self, settings: Settings, span_directory: str) -> None:
@@ -319,8 +320,11 @@ class SupervisorActor:
         await self.start()
         directory = await self.supervisor.ready(timeout)
         here = str(ray.get_runtime_context().get_node_id())
-        settings = self._keeper.settings.of_services()
-        return packed(replace(directory, pid=os.getpid(), node_id=here, settings=settings))
+        return packed(replace(directory, pid=os.getpid(), node_id=here))
+
+    async def settings(self) -> dict[str, str]:
+        """What the services were started with (`Settings.of_services`)."""
+        return self._keeper.settings.of_services()
 
     async def want(self, placement: str) -> None:
         await self.start()
