@@ -53,7 +53,6 @@ class SecretKeeper:
         self._name = name
         self._node_id = node_id
         self._refused: list[Secrets] = []
-        self._warned = 0.0
         self.known: Secrets | None = None
 
     def learn(self, secrets: Secrets) -> None:
@@ -61,9 +60,12 @@ class SecretKeeper:
         know(*passwords(secrets.store), *header_values(secrets.telemetry))
         self.known = secrets
 
-    @property
-    def settings(self) -> Settings:
-        """The settings, as far as they are known."""
+    async def settings(self) -> Settings:
+        """The settings, with the secrets unless nobody has them."""
+        if self.known is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SEEK_SECONDS):
+                    await self.seek()
         return complete(self._settings, self.known) if self.known is not None else self._settings
 
     async def whole(self, refused: bool) -> Settings:
@@ -76,18 +78,14 @@ class SecretKeeper:
         Raises:
             StorePasswordMissing: nobody has the store's password. Without other secrets a service does begin.
         """
-        if self.known is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SEEK_SECONDS):
-                    await self.seek()
-        elif refused and self._settings.withheld:
+        if refused and self.known is not None:
             self._refused.append(self.known)
             other = await self._asked()
             if other is not None:
                 self.learn(other)
             else:  # perhaps the server was wrong
                 self._refused.clear()
-        settings = self.settings
+        settings = await self.settings()
         if STORE in settings.withheld:
             raise StorePasswordMissing(
                 f"no service has the password of {settings.store} any more: it is kept in memory only, and all of them "
@@ -100,16 +98,19 @@ class SecretKeeper:
     async def seek(self) -> None:
         """Ask the other services, until one of them has the secrets."""
         pause, longest = PAUSES
-        while self._settings.withheld:
+        began, warned = time.monotonic(), -WARN_SECONDS
+        while self._settings.withheld and self.known is None:
             found = await self._asked()
             if found is not None:
-                return self.learn(found)
-            if time.monotonic() - self._warned > WARN_SECONDS:
-                self._warned = time.monotonic()
+                log.info("the secrets of other services came within %.0f ms", 1000 * (time.monotonic() - began))
+                self.learn(found)
+                return
+            now = time.monotonic()
+            if now - began > SEEK_SECONDS and now - warned > WARN_SECONDS:
+                warned = now
                 log.warning("waiting for somebody who has the secrets in %s", ", ".join(self._settings.withheld))
             await asyncio.sleep(pause)
             pause = min(longest, 2 * pause)
-        return None
 
     async def _asked(self) -> Secrets | None:
         """Ask some of those who may know; of many, others each time."""

@@ -324,7 +324,7 @@ class SupervisorActor(Versioned):
 
     async def settings(self) -> dict[str, str]:
         """What the services were started with (`Settings.of_services`)."""
-        return self._keeper.settings.of_services()
+        return (await self._keeper.settings()).of_services()
 
     async def want(self, placement: str) -> None:
         await self.start()
