@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from understudy.config import Settings
 from understudy.errors import UnderstudyError
 from understudy.prices import Price
+from understudy.scaling import Scaling
 from understudy.secrets import part
 
 from .names import supervisor_name
@@ -63,8 +64,10 @@ def read(text: str) -> tuple[Settings, str]:
     """What `request` wrote."""
     given = json.loads(text)
     prices = {model: Price(**price) for model, price in given["settings"].pop("prices").items()}
-    withheld = tuple(given["settings"].pop("withheld"))
-    return Settings(**given["settings"], prices=prices, withheld=withheld), given["span_directory"]
+    scaling = given["settings"].pop("scaling")
+    given["settings"]["withheld"] = tuple(given["settings"]["withheld"])
+    settings = Settings(**given["settings"], prices=prices, scaling=Scaling(**scaling) if scaling else None)
+    return settings, given["span_directory"]
 
 
 if __name__ == "__main__":

@@ -292,7 +292,9 @@ class SupervisorActor(Versioned):
         holder = f"{cluster_identity()}/{settings.instance}/{process_identity(os.getpid())}"
         self._keeper = SecretKeeper(settings, supervisor_name(settings.instance))
         self._machinery = RayMachinery(settings, span_directory, NodeActor, FrameActor)
-        self.supervisor = Supervisor(self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors)
+        self.supervisor = Supervisor(
+            self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors, scaling=settings.scaling
+        )
         self._run: asyncio.Task[None] | None = None
         self._tasks = Tasks(log)
         # Ray restarts this process, but only a call makes it work: the first is its own.
