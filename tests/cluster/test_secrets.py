@@ -86,6 +86,11 @@ def ends_well(stage: Stage, session_id: str, run_id: str) -> None:
     stage.check()
 
 
+def connected_again(stage: Stage) -> Cluster:
+    """A client that brings all that the one of the stage brought."""
+    return Cluster.connect(stage.dsn, profiles=[ModelProfile(stage.profile, "sk-of-the-tests", stage.server.url)])
+
+
 def test_ray_keeps_no_secret(stage: Stage, head: Head, redis: RedisServer, postgres: str) -> None:
     """Given a DSN with a password, also on a command line, then neither Redis, nor logs, nor any process's environment
     or command line has it, nor the header for a collector."""
@@ -135,8 +140,7 @@ def test_when_all_die_at_once_they_wait_for_the_next_connect(stage: Stage, postg
     wait_until(waits, "doctor says what is missing")
     with pytest.raises(StoreRefused):
         Cluster.connect(postgres.replace(PASSWORD, "wrong-4711"), timeout=5)
-    profile = ModelProfile(stage.profile, "sk-of-the-tests", stage.server.url)
-    with Cluster.connect(postgres, profiles=[profile]) as cluster:
+    with connected_again(stage) as cluster:
         assert cluster.session(session_id).info().id == session_id
     ends_well(stage, session_id, run_id)
 
@@ -146,6 +150,7 @@ def test_a_service_of_another_node_has_the_password(stage: Stage, head: Head) ->
     second = SecondNode(head.address)
     try:
         wait_until(lambda: len(stage.pids("node")) == 2, "a service on the second node")
+        connected_again(stage).close()  # both have the key of its model now
         session_id, run_id = at_work(stage)
         there, supervisors = second.pids(), stage.pids("supervisor")
         doomed = [*supervisors, *(pid for pid in stage.pids("node", "gateway") if pid not in there)]

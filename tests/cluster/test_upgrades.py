@@ -224,7 +224,6 @@ def test_a_new_head_on_the_old_state_runs_the_new_version_with_its_settings(
         try:
             assert up.stdout is not None
             told = json.loads("".join(iter(up.stdout.readline, "}\n")) + "}")
-            print(kind, told["replaced"])
             assert told["different_settings"] == []
             services = running(head, installation.python, store)
             assert {name.split("/")[0] for name in services} >= {"supervisor", "node", "gateway"}
