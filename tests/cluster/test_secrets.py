@@ -146,11 +146,11 @@ def test_when_all_die_at_once_they_wait_for_the_next_connect(stage: Stage, postg
 
 
 def test_a_service_of_another_node_has_the_password(stage: Stage, head: Head) -> None:
-    """Given two nodes, when the supervisor and all services of one of them die at once, then the other one's tell."""
+    """Given two nodes, when the supervisor and all services of one of them die at once, then the other one's tell, and
+    all are back before any client connects."""
     second = SecondNode(head.address)
     try:
         wait_until(lambda: len(stage.pids("node")) == 2, "a service on the second node")
-        connected_again(stage).close()  # both have the key of its model now
         session_id, run_id = at_work(stage)
         there, supervisors = second.pids(), stage.pids("supervisor")
         doomed = [*supervisors, *(pid for pid in stage.pids("node", "gateway") if pid not in there)]
@@ -159,6 +159,7 @@ def test_a_service_of_another_node_has_the_password(stage: Stage, head: Head) ->
             for pid in doomed:
                 kill(pid, number)
         wait_until(lambda: len(found := stage.pids("node")) == 2 and not set(found) & set(doomed), "restarts")
+        connected_again(stage).close()  # the model's key: the second node's service may not have had it
         ends_well(stage, session_id, run_id)
     finally:
         second.kill()
