@@ -19,7 +19,6 @@ from understudy.errors import StoreRefused
 from ..faults import PATIENCE, Head, Stage, call, kill, staged, wait_until
 from ..postgres import PostgresServer
 from ..redis import RedisServer, redis_server
-from .test_nodes import SecondNode
 
 pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(300)]
 
@@ -143,23 +142,3 @@ def test_when_all_die_at_once_they_wait_for_the_next_connect(stage: Stage, postg
     with connected_again(stage) as cluster:
         assert cluster.session(session_id).info().id == session_id
     ends_well(stage, session_id, run_id)
-
-
-def test_a_service_of_another_node_has_the_password(stage: Stage, head: Head) -> None:
-    """Given two nodes, when the supervisor and all services of one of them die at once, then the other one's tell, and
-    all are back before any client connects."""
-    second = SecondNode(head.address)
-    try:
-        wait_until(lambda: len(stage.pids("node")) == 2, "a service on the second node")
-        session_id, run_id = at_work(stage)
-        there, supervisors = second.pids(), stage.pids("supervisor")
-        doomed = [*supervisors, *(pid for pid in stage.pids("node", "gateway") if pid not in there)]
-        assert len(doomed) == 3
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in doomed:
-                kill(pid, number)
-        wait_until(lambda: len(found := stage.pids("node")) == 2 and not set(found) & set(doomed), "restarts")
-        connected_again(stage).close()  # the model's key: the second node's service may not have had it
-        ends_well(stage, session_id, run_id)
-    finally:
-        second.kill()
