@@ -28,6 +28,10 @@ SECRET_NAME = re.compile(
 
 CREDENTIALS_IN_URL = re.compile(r"(?:://|^)[^/\s:@]*:[^/\s@]+@")
 
+SECRET_PARAMETER = re.compile(r"(?i)password|secret|^scram_.*_key$")
+"""Parameters of libpq (https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS) that are secrets
+themselves; others name files."""
+
 SCHEMA_NAME = r"[a-z_][a-z0-9_]{0,62}"
 SCHEMA_POLICIES = ("auto", "verify")
 
@@ -133,6 +137,20 @@ def redact(dsn: str) -> str:
     without = re.sub(r"(?i)(password=).*", r"\1***", without, flags=re.DOTALL)
     # Without an @, what follows the first colon is a port, or a password that was not encoded.
     return re.sub(r"://([^:/@?#]*):(?!\*\*\*@|\d+([/?,]|$)).*", r"://\1:***", without, flags=re.DOTALL)
+
+
+def without_password(dsn: str) -> str:
+    """A DSN that `check_store` has returned, without what is secret in it: the password, and parameters that hold one,
+    whose names libpq decodes."""
+    scheme, _, rest = dsn.partition("://")
+    if scheme != "postgresql":
+        return dsn
+    address, _, query = rest.partition("?")
+    user, at, hosts = address.partition("@")
+    if at and "/" not in user:
+        address = user.partition(":")[0] + at + hosts
+    kept = "&".join(item for item in query.split("&") if not SECRET_PARAMETER.search(unquote(item.partition("=")[0])))
+    return f"postgresql://{address}" + (f"?{kept}" if kept else "")
 
 
 @dataclass(frozen=True)
@@ -243,6 +261,8 @@ class Settings:
 
     telemetry: Mapping[str, str] = field(default_factory=dict, hash=False)
     """`OTEL_…` and `UNDERSTUDY_…` variables of `telemetry.py`, for the services; some are secrets."""
+    withheld: tuple[str, ...] = ()
+    """The variables whose secrets these settings are without (`secrets.part`)."""
 
     def __repr__(self) -> str:
         return f"Settings(store={redact(self.store)!r}, model={self.model!r}, namespace={self.namespace!r})"
@@ -320,13 +340,14 @@ class Settings:
 
     @property
     def instance(self) -> str:
-        """Name of this cluster's services: one set per namespace and store."""
-        return f"{self.namespace}-{digest(self.store, size=4)}"
+        """Name of this cluster's services: one set per namespace and store. Ray shows it, so no password is in it."""
+        return f"{self.namespace}-{digest(without_password(self.store), size=4)}"
 
     def of_services(self) -> dict[str, str]:
         """What services take from the connect that starts them, by variable; of what may be secret or long a digest.
 
-        Store and namespace are not in it: another one means other services. Nor is the model: clients choose it.
+        Of the store there is only its password: another store or namespace means other services. The model is not in
+        it: clients choose it.
         """
         shown = {
             "UNDERSTUDY_STANDBY": str(self.standby),
@@ -337,19 +358,15 @@ class Settings:
             NODES: str(self.scaling or ""),
         }
         hidden = dict(self.telemetry)
+        if self.store != without_password(self.store):
+            hidden["UNDERSTUDY_STORE"] = self.store
         if self.prices:
             hidden["UNDERSTUDY_PRICES"] = repr(sorted(self.prices.items()))
         return {**shown, **{name: HIDDEN + digest(name, value, size=6) for name, value in hidden.items()}}
 
 
-def differences(running: Mapping[str, str] | None, here: Mapping[str, str]) -> list[str]:
-    """What running services have that this environment says otherwise (`Settings.of_services` of each), in words.
-
-    Args:
-        running: None from services of a version that did not tell.
-    """
-    if running is None:
-        return ["the settings of another version"]
+def differences(running: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """What running services have that this environment says otherwise (`Settings.of_services` of each), in words."""
     found = []
     for name in sorted({*running, *here}):
         theirs, ours = running.get(name, ""), here.get(name, "")
@@ -364,7 +381,8 @@ def differences(running: Mapping[str, str] | None, here: Mapping[str, str]) -> l
 
 def kept_settings(different: Sequence[str]) -> str:
     """A sentence about these differences."""
-    return f"running services have {', '.join(different)}; they keep theirs until `understudy down` and the next start"
+    kept = "they keep theirs until `understudy down` and the next start, or `understudy up --keep`"
+    return f"running services have {', '.join(different)}; {kept}"
 
 
 def model_profile_from_environment(environ: Mapping[str, str] | None = None) -> ModelProfile | None:

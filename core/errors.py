@@ -248,6 +248,13 @@ class StoreRefused(StoreUnreachable):
     hint = "Check the user, the password and the database's name in UNDERSTUDY_STORE, and the server's pg_hba.conf."
 
 
+class StorePasswordMissing(StoreUnreachable):
+    """Services that Ray has restarted have nobody left who knows the store's password; they wait for it."""
+
+    code = "store_password_missing"
+    hint = "Connect once from an environment that has it in UNDERSTUDY_STORE (`understudy up`): then runs go on."
+
+
 class StoreReadOnly(StoreUnreachable):
     """The store can't be written: its file or directory, or a server that only reads."""
 
@@ -389,6 +396,13 @@ class ServiceGone(ClusterError):
 
     code = "service_gone"
     hint = "Calls are idempotent: repeat it."
+
+
+class VersionMismatch(ClusterError):
+    """The services, or Ray's nodes, have another version of Understudy; nothing was changed."""
+
+    code = "version_mismatch"
+    hint = "`understudy up` ends the services in good order and starts this version's. Or use the version that runs."
 
 
 class InvalidAuthToken(ClusterUnreachable):

@@ -465,7 +465,6 @@ class ServiceDirectory(msgspec.Struct, frozen=True):
         generation, state: its own.
         problems: placements that no frame can be started for, and why.
         pid, node_id: of its process.
-        settings: that the services were started with (`Settings.of_services`); None where that is not told.
     """
 
     generation: int
@@ -475,7 +474,6 @@ class ServiceDirectory(msgspec.Struct, frozen=True):
     problems: dict[str, str] = {}
     pid: int = 0
     node_id: str = ""
-    settings: dict[str, str] | None = None
 
 
 def packed(value: Any) -> Any:

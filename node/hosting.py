@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Awaitable, Callable
 
 from understudy import logs
-from understudy.config import ModelProfile, Settings
-from understudy.errors import InvalidConfiguration
+from understudy.config import ModelProfile, Settings, without_password
+from understudy.errors import InvalidConfiguration, StoreRefused
 from understudy.identifiers import digest
 from understudy.ports import ModelGateway, TaskRunner, ToolHost
 from understudy.reads import OwnerRecord
@@ -29,26 +30,22 @@ log = logging.getLogger(__name__)
 
 
 class NodeHost:
-    """Starts the service on its first call, once, and says how it is."""
+    """Starts the service on its first call, once, and says how it is.
+
+    Args:
+        settings: without secrets.
+        whole: the same with them; told whether the store did not accept those of the time before.
+    """
 
     def __init__(
-        self, settings: Settings, node_id: str, span_directory: str, address: str, *, gateway: ModelGateway,
-        tell: Tell, kill: Kill, runner: TaskRunner, tool_host: ToolHost, kill_tool_host: Kill,
+        self, settings: Settings, whole: Callable[[bool], Awaitable[Settings]], node_id: str, span_directory: str,
+        address: str, *, gateway: ModelGateway, tell: Tell, kill: Kill, runner: TaskRunner, tool_host: ToolHost,
+        kill_tool_host: Kill,
     ) -> None:  # fmt: skip
         os.umask(0o077)  # the store and the spans hold whole conversations
-        # The exporters read their variables themselves. What the connect says comes before what this node has.
-        os.environ.update(settings.telemetry)
-        telemetry = telemetry_of(os.environ)
-        logs.set_up("node", telemetry)
-        know(*passwords(settings.store), *header_values(telemetry))
-        single = settings.store.startswith("sqlite")
-        # One writer per log: with SQLite the one service may move to another node and goes on with the same log.
-        writer = "node" if single else f"node-{node_id[:12]}"
-        self._config = NodeConfig(
-            settings.store, settings.namespace, node_id, writer, settings.metrics_port, span_directory,
-            settings.schema_policy, address, telemetry, prices=settings.prices,
-            command_directory=_command_directory(settings),
-        )  # fmt: skip
+        logs.set_up("node", {**telemetry_of(os.environ), **settings.telemetry})
+        self._whole, self._refused = whole, False
+        self._node_id, self._span_directory, self._address = node_id, span_directory, address
         self._gateway, self._tell, self._kill, self._runner = gateway, tell, kill, runner
         self._tool_host, self._kill_tool_host = tool_host, kill_tool_host
         self._service: NodeService | None = None
@@ -61,17 +58,41 @@ class NodeHost:
         """The started service. Raises what kept it from starting; the next call tries again."""
         if not self._started:
             async with self._starting:
-                if self._service is None:
-                    self._service = NodeService(
-                        self._config, self._gateway, self._tell, self._kill, runner=self._runner,
-                        tool_host=self._tool_host, kill_tool_host=self._kill_tool_host,
-                    )  # fmt: skip
                 if not self._started:
-                    await self._service.start()
+                    await self._start(await self._whole(self._refused))
                     self._beating = asyncio.get_running_loop().create_task(self._beat())
                     self._started = True
         assert self._service is not None
         return self._service
+
+    async def _start(self, settings: Settings) -> None:
+        config = self._config(settings)
+        if self._service is not None and self._service.config != config:  # made with secrets that the store refused
+            self._service.database.close()
+            self._service = None
+        if self._service is None:
+            self._service = NodeService(
+                config, self._gateway, self._tell, self._kill, runner=self._runner,
+                tool_host=self._tool_host, kill_tool_host=self._kill_tool_host,
+            )  # fmt: skip
+        try:
+            await self._service.start()
+        except StoreRefused:
+            self._refused = True
+            raise
+
+    def _config(self, settings: Settings) -> NodeConfig:
+        # The exporters read their variables themselves. What the connect says comes before what this node has.
+        os.environ.update(settings.telemetry)
+        telemetry = telemetry_of(os.environ)
+        know(*passwords(settings.store), *header_values(telemetry))
+        # One writer per log: with SQLite the one service may move to another node and goes on with the same log.
+        writer = "node" if settings.store.startswith("sqlite") else f"node-{self._node_id[:12]}"
+        return NodeConfig(
+            settings.store, settings.namespace, self._node_id, writer, settings.metrics_port, self._span_directory,
+            settings.schema_policy, self._address, telemetry, prices=settings.prices,
+            command_directory=_command_directory(settings),
+        )  # fmt: skip
 
     async def owner(self) -> str | None:
         """Who supervises, as the store says; None if that is not known here, as before the service has started."""
@@ -121,7 +142,7 @@ def _command_directory(settings: Settings) -> str:
     It is that of the machine, not of the node: a Ray that is started anew has other nodes.
     """
     try:
-        name = digest(machine_identity(), settings.namespace, settings.store, size=8)
+        name = digest(machine_identity(), settings.namespace, without_password(settings.store), size=8)
         return str(socket_directory() / f"{COMMANDS_PREFIX}{name}")
     except (InvalidConfiguration, OSError) as error:
         log.warning("there can be no commands in the background here: %s", error)

@@ -231,17 +231,27 @@ def output(process: subprocess.Popen[str], timeout: float = 2 * PATIENCE) -> Any
 
 
 class Head:
-    """A Ray head of its own, beside the one that the test session shares; every process of it can be killed at once."""
+    """A Ray head of its own, beside the one that the test session shares; every process of it can be killed at once.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: for the state of who starts it.
+        environment: variables that it has beside those of this process.
+        python: that it and all actors run in.
+    """
+
+    def __init__(
+        self, directory: Path, environment: dict[str, str] | None = None, python: str = sys.executable
+    ) -> None:
         self._state = directory
+        self._python = python
+        self._environment = environment or {}
         self._temporary = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets
         self.address = ""
 
     @property
     def environment(self) -> dict[str, str]:
         """What a driver of this cluster needs."""
-        found = {"RAY_TMPDIR": self._temporary, "XDG_STATE_HOME": str(self._state)}
+        found = {"RAY_TMPDIR": self._temporary, "XDG_STATE_HOME": str(self._state), **self._environment}
         return {**found, "RAY_ADDRESS": self.address} if self.address else found
 
     def start(self) -> None:
@@ -249,7 +259,7 @@ class Head:
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         self.address = ""
         done = subprocess.run(
-            [sys.executable, "-c", "from understudy.cluster.ray.own_ray import start_ray; print(start_ray())"],
+            [self._python, "-c", "from understudy.cluster.ray.own_ray import start_ray; print(start_ray())"],
             env={**environment, **self.environment}, capture_output=True, text=True, cwd=self._state, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

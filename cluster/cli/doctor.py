@@ -27,12 +27,14 @@ from understudy.protocol import ServiceDirectory, unpacked
 from understudy.store.db.engine import Database
 from understudy.store.reads import queries
 from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
+from understudy.waiting import answered_within
 
 from ..client import background
 from ..client.checking import sandbox_here
 from ..ray.own_ray import connect_ray, running_address
 from ..ray.ray_edge import RAY_VERSION, settle
 from ..ray.services import supervisor_handle
+from ..ray.versions import ANSWER_SECONDS, VERSION, mismatch, version_of
 
 FREE_BYTES = 1 << 30
 OLDEST_OPERATOR = (1, 6)
@@ -169,13 +171,19 @@ def _services(settings: Settings) -> list[Check]:
         handle = supervisor_handle(settings)
         if handle is None:
             return [Check("services", True, "none run; the first command starts them")]
+        version = background.wait(answered_within(version_of(handle), ANSWER_SECONDS))
+        if version != VERSION:
+            raise mismatch(version)
         done = background.wait(settle(handle.ready.remote(5.0)))
         directory: ServiceDirectory = unpacked(done, ServiceDirectory, "the directory of the services")
+        running = background.wait(settle(handle.settings.remote()))
+    except TimeoutError:
+        return [Check("services", False, "the supervisor gives no answer", "Has Ray room for it (`ray status`)?")]
     except UnderstudyError as error:
         return [Check("services", False, error.message, error.hint)]
     nodes = ", ".join(f"node {node.node_id[:8]} pid {node.pid}" for node in directory.nodes)
     found = f"supervisor pid {directory.pid}, {nodes}, {len(directory.frames)} session actor(s)"
-    different = differences(directory.settings, settings.of_services())
+    different = differences(running, settings.of_services())
     told = kept_settings(different) if different else "as this environment says"
     return [
         Check("services", True, found),

@@ -27,15 +27,18 @@ def up(
 ) -> int:
     """Start the services unless they run, wait until they serve, and give them this environment's model key.
 
-    Services that run keep the settings they were started with: where this environment says otherwise, it is told.
+    Services of another version are ended and started anew: in good order as far as that takes no longer than --timeout.
+    So are, with --keep, those that were started with other settings than this environment says; without, it is told.
     Unfinished runs go on from then on. With --keep it stays until somebody ends the services (`understudy down`,
     `understudy drain --stop`; exit code 0), and fails when they or Ray can't be reached: whoever started it starts
     it again.
     """
     from ..client import background
     from ..client.client import Cluster
+    from ..ray.replacing import replace_others
 
     with connecting(start=True):
+        replaced = replace_others(store, timeout, of_other_settings=keep)
         cluster = Cluster.connect(store, timeout=timeout)
     try:
         services = cluster.services()
@@ -43,8 +46,12 @@ def up(
         if different:
             errors.print(f"[yellow]note[/yellow] {escape(kept_settings(different))}", soft_wrap=True)
         if json:
-            print_json({"services": services, "different_settings": different})
+            print_json({"services": services, "different_settings": different, "replaced": replaced})
         else:
+            if replaced:
+                errors.print(
+                    f"[yellow]note[/yellow] services were replaced: {escape('; '.join(replaced))}", soft_wrap=True
+                )
             nodes = [service for service in services if service.role == "node"]
             print(f"the services run: a supervisor, {counted(len(nodes), 'node service')}", flush=True)
         while keep and background.wait(cluster._connection.renew(timeout)):

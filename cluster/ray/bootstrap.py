@@ -18,6 +18,7 @@ from understudy.config import Settings
 from understudy.errors import UnderstudyError
 from understudy.prices import Price
 from understudy.scaling import Scaling
+from understudy.secrets import part
 
 from .names import supervisor_name
 from .own_ray import connect_ray
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--address", required=True)
     arguments = parser.parse_args()
     settings, span_directory = read(sys.stdin.read())
+    shown, secrets = part(settings)
     try:
         connect_ray(arguments.address)
         # A SQLite file is on one node: elsewhere the same path would be another, empty store. With PostgreSQL any node
@@ -43,7 +45,8 @@ def main() -> int:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=bound,
-        ).remote(settings, span_directory)
+        ).remote(shown, span_directory)
+        handle.hand_over.remote(secrets)
         pid = ray.get(handle.start.remote(), timeout=60)
     except UnderstudyError as error:
         print(json.dumps({"error": error.to_wire()}))
@@ -62,6 +65,7 @@ def read(text: str) -> tuple[Settings, str]:
     given = json.loads(text)
     prices = {model: Price(**price) for model, price in given["settings"].pop("prices").items()}
     scaling = given["settings"].pop("scaling")
+    given["settings"]["withheld"] = tuple(given["settings"]["withheld"])
     settings = Settings(**given["settings"], prices=prices, scaling=Scaling(**scaling) if scaling else None)
     return settings, given["span_directory"]
 

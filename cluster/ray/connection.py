@@ -20,6 +20,7 @@ from understudy.identifiers import new_identifier
 from understudy.placement import is_scarce
 from understudy.protocol import NewSession, ServiceDirectory, Spawned, unpacked
 from understudy.reads import DrainInfo
+from understudy.secrets import part
 from understudy.transport.repeating import RETRY_SECONDS, Patience, Repeating
 
 from ..client.client_connection import ClientConnection
@@ -33,11 +34,14 @@ from .own_ray import NOT_RUNNING, state_directory
 from .package_store import fetch
 from .ray_edge import actor_names, find_actor, pid_of, settle, submitted
 from .services import supervisor_handle
+from .versions import OLDER, VERSION, mismatch, other_versions
 
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 30.0
 DRAIN_LOOK_SECONDS = 0.3
+GONE_LOOK_SECONDS = 0.05
+GONE_LOOKS = 600
 DRAIN_SPARE_SECONDS = 30.0
 """A node that has said nothing for so long after its deadline is gone."""
 
@@ -70,6 +74,9 @@ class Connection(ClientConnection):
                 details={"hint": NOT_RUNNING},
             )
         if started:
+            left = of_instance(await asyncio.to_thread(actor_names), self.settings.instance)
+            for version in await other_versions(left):  # they would be taken for this version's
+                raise mismatch(version)
             await asyncio.to_thread(self._bootstrap, timeout)
             self._supervisor = supervisor_handle(self.settings)
         if self._supervisor is None:
@@ -89,9 +96,35 @@ class Connection(ClientConnection):
 
     async def open_existing(self) -> None:
         """Find the running supervisor, whatever state it is in; nothing is started."""
-        self._supervisor = supervisor_handle(self.settings)
-        if self._supervisor is None:
+        if not await self.find_supervisor():
             raise ClusterUnreachable("no services of this store run")
+
+    async def find_supervisor(self) -> bool:
+        """Find the supervisor, whatever state it is in; whether there is one."""
+        self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings)
+        return self._supervisor is not None
+
+    async def supervisor_pid(self) -> int:
+        """The process of the supervisor, as Ray knows it; 0 if there is none."""
+        return await asyncio.to_thread(pid_of, self._supervisor)
+
+    async def version(self, timeout: float) -> str:
+        """The version that the supervisor runs. Raises `ClusterUnreachable` if it gives no answer."""
+        if not hasattr(self._supervisor, "version"):
+            return OLDER
+        try:
+            async with asyncio.timeout(timeout):
+                return str(await self._supervise("version"))
+        except TimeoutError:
+            raise ClusterUnreachable(
+                f"the supervisor gives no answer within {timeout:.0f} s; has Ray room for it (`ray status`)?"
+            ) from None
+
+    async def hand_over(self) -> None:
+        """Give the supervisor the secrets of this client's settings, if there are any."""
+        _, secrets = part(self.settings)
+        if secrets.store or secrets.telemetry:
+            await self._supervise("hand_over", secrets)
 
     async def find_again(self) -> None:
         """See `ClientConnection.find_again`."""
@@ -100,8 +133,7 @@ class Connection(ClientConnection):
 
     async def different_settings(self) -> list[str]:
         """See `ClientConnection.different_settings`."""
-        directory = await self._directory(RETRY_SECONDS)
-        return differences(directory.settings, self.settings.of_services())
+        return differences(await self._supervise("settings"), self.settings.of_services())
 
     async def renew(self, timeout: float) -> bool:
         """Give this client's credentials to the services again, whatever became of them; False if they were ended."""
@@ -130,7 +162,15 @@ class Connection(ClientConnection):
             raise UnderstudyError.from_wire(answer["error"])
 
     async def _attach(self, timeout: float) -> None:
-        """Wait until the services work, and give them this client's credentials."""
+        """Wait until the services work, and give them this client's credentials.
+
+        Raises:
+            VersionMismatch: they are of another version.
+        """
+        version = await self.version(timeout)
+        if version != VERSION:
+            raise mismatch(version)
+        await self.hand_over()
         try:
             directory = await asyncio.wait_for(self._directory(timeout), timeout + 5)
         except TimeoutError:
@@ -256,6 +296,21 @@ class Connection(ClientConnection):
         except (TimeoutError, ServiceGone):
             return ""  # it is just being restarted
 
+    async def end(self, timeout: float) -> None:
+        """End the services: in good order, if they come to an end within so many seconds, else at once."""
+        if timeout and self._supervisor is not None:
+            try:
+                async with asyncio.timeout(timeout + DRAIN_SPARE_SECONDS):
+                    await self.nodes.update(await self._directory(timeout))
+                    await self.drain(None, timeout, wait=True, stop=True)
+            except (TimeoutError, AttributeError, UnderstudyError) as error:
+                log.warning("the services can't be drained: %s", error or type(error).__name__)
+        await self.shutdown()
+        for _ in range(GONE_LOOKS):  # whoever starts services now would find those that are just ending
+            if not of_instance(await asyncio.to_thread(actor_names), self.settings.instance):
+                break
+            await asyncio.sleep(GONE_LOOK_SECONDS)
+
     async def close(self) -> None:
         """Let go of everything here."""
         for wanted in self._placements.values():
@@ -267,7 +322,8 @@ class Connection(ClientConnection):
         """End the services, and the console that shows them."""
         await self.close()
         try:
-            await asyncio.wait_for(settle(self._supervisor.stop.remote()), STOP_SECONDS)
+            if self._supervisor is not None:
+                await asyncio.wait_for(settle(submitted(self._supervisor.stop.remote)), STOP_SECONDS)
         except (TimeoutError, UnderstudyError) as error:
             log.info("the services did not stop by themselves: %s", error)
         for name in of_instance(actor_names(), self.settings.instance):

@@ -14,12 +14,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.config import Settings
 from understudy.errors import ClusterError, Conflict, InvalidConfiguration, ServiceGone
+from understudy.secrets import part
 
 from ..client.cluster_source import ClusterSource
 from ..console.access import Binding
 from ..console.application import application
 from .connection import Connection
 from .ray_edge import RAY_NAMESPACE, find_actor, settle, submitted
+from .versions import Versioned
 
 OPEN_SECONDS = 30.0
 START_SECONDS = 60.0
@@ -39,7 +41,7 @@ def url_of(binding: Binding) -> str:
 
 # No CPUs: a pod's head offers none, and is where people run commands.
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=100)
-class ConsoleActor:
+class ConsoleActor(Versioned):
     """The console as an actor. It writes nothing, so that its death costs nothing."""
 
     def __init__(self, settings: Settings, binding: Binding) -> None:
@@ -114,7 +116,7 @@ async def start(settings: Settings, binding: Binding, *, detached: bool) -> tupl
     def create() -> Any:
         return ConsoleActor.options(  # type: ignore[attr-defined]
             namespace=RAY_NAMESPACE, scheduling_strategy=here, **options
-        ).remote(settings, binding)
+        ).remote(part(settings)[0], binding)
 
     handle = submitted(create)
     try:

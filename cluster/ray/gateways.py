@@ -89,6 +89,7 @@ class OwnGateway(OwnService):
     """The gateway of this node.
 
     Args:
+        settings: without secrets.
         actor_class: the actor's.
 
     Attributes:
@@ -96,8 +97,8 @@ class OwnGateway(OwnService):
     """
 
     def __init__(self, settings: Settings, node_id: str, actor_class: Any) -> None:
-        arguments = (node_id, settings.offline_latency, dict(settings.telemetry))
-        super().__init__(gateway_name(settings.instance, node_id), node_id, actor_class, arguments, "the gateway")
+        name = gateway_name(settings.instance, node_id)
+        super().__init__(name, node_id, actor_class, (settings, node_id), "the gateway")
         self.calls = RemoteGateway(self.attempt)
 
 
@@ -105,6 +106,7 @@ class OwnToolHost(OwnService):
     """The tool host of this node, which is started once a session needs it.
 
     Args:
+        settings: without secrets.
         actor_class: the actor's.
 
     Attributes:
@@ -112,6 +114,6 @@ class OwnToolHost(OwnService):
     """
 
     def __init__(self, settings: Settings, node_id: str, actor_class: Any) -> None:
-        name, arguments = tool_host_name(settings.instance, node_id), (node_id, dict(settings.telemetry))
-        super().__init__(name, node_id, actor_class, arguments, "the tool host")
+        name = tool_host_name(settings.instance, node_id)
+        super().__init__(name, node_id, actor_class, (settings, node_id), "the tool host")
         self.host = RemoteToolHost(self.attempt)

@@ -52,6 +52,11 @@ def supervised(names: list[str]) -> set[str]:
     return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
+def keepers_among(names: list[str], instance: str) -> set[str]:
+    """Those of one store's services that may know its secrets, among the names of actors."""
+    return {name for name in of_instance(names, instance) if name.split("/")[0] in (SUPERVISOR, NODE, GATEWAY)}
+
+
 def of_instance(names: list[str], instance: str) -> list[str]:
     """All that belong to one store, its console included, among the names of actors."""
     return [name for name in names if name.split("/")[1:2] == [instance]]

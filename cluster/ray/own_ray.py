@@ -24,7 +24,7 @@ from understudy.environment import for_services
 from understudy.errors import ClusterUnreachable, InvalidConfiguration
 
 from .authentication import check_token, present_token
-from .ray_edge import RAY_NAMESPACE, quiet
+from .ray_edge import RAY_NAMESPACE, hide_secrets, quiet
 
 NOT_RUNNING = "`understudy up` starts the services. `understudy store export SESSION -o -` reads a session without any."
 """What to do where somebody only wants to look."""
@@ -186,6 +186,7 @@ def connect_ray(address: str | None, *, start: bool = True) -> str:
             raise ClusterUnreachable(f"who listens at {target} is no Ray, or hangs: it does not speak gRPC")
         check_token(target)
     quiet()
+    hide_secrets()
     try:
         ray.init(address=target, namespace=RAY_NAMESPACE, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:

@@ -24,6 +24,7 @@ from understudy.errors import (
     ServiceGone,
     UnderstudyError,
 )  # fmt: skip
+from understudy.redaction import redacted
 from understudy.transport.channel import Ticket
 from understudy.transport.ends import has_ended, process_identity
 from understudy.transport.remote_node import Attempt
@@ -148,6 +149,14 @@ def quiet() -> None:
     worker = ray._private.worker
     worker.print_to_stdstream = lambda *_args, **_kwargs: None
     logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+def hide_secrets() -> None:
+    """Keep passwords out of what Ray stores of a driver: its command line, where a DSN may be."""
+    utils = ray._private.utils
+    original = utils.get_entrypoint_name
+    if original.__module__ == utils.__name__:
+        utils.get_entrypoint_name = lambda: redacted(str(original()))
 
 
 def on_sigterm(told: Callable[[], None]) -> None:

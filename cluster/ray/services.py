@@ -20,7 +20,7 @@ from understudy.gateway.gateway_socket import GatewaySocket
 from understudy.node.node_calls import NodeCalls
 from understudy.node.node_socket import FRAME, NodeSocket
 from understudy.protocol import packed
-from understudy.redaction import know, passwords
+from understudy.secrets import Secrets
 from understudy.tasks import Tasks
 from understudy.telemetry import telemetry_of
 from understudy.transport.channel import Ticket
@@ -31,7 +31,8 @@ from understudy.waiting import ticks
 
 from .gateways import OwnGateway, OwnToolHost
 from .guarding import SupervisorGuard
-from .names import supervised, supervisor_name
+from .keeping import SecretKeeper
+from .names import gateway_name, node_name, supervised, supervisor_name
 from .placing import CPU_SLIVER
 from .ray_edge import (
     RAY_NAMESPACE,
@@ -44,6 +45,7 @@ from .ray_edge import (
     through_ray,
     ticket,
 )
+from .versions import Versioned
 
 if TYPE_CHECKING:  # the frame's process imports this module and must stay light
     from understudy.gateway.gateway_calls import GatewayCalls
@@ -62,7 +64,7 @@ LEAVE_SECONDS = 0.2
 FRAME_MEMORY = 64 * 1024 * 1024
 
 
-class LastingActor:
+class LastingActor(Versioned):
     """An actor beside a node service, which starts it and which it outlives; restarted by Ray when it dies.
 
     Args:
@@ -73,14 +75,13 @@ class LastingActor:
     def __init__(self, calls: GatewayCalls | HostedServers, socket: ServiceSocket) -> None:
         self._calls = calls
         self._socket = socket
-        self._orphan: asyncio.Task[None] | None = None
+        self._tasks = Tasks(log)
         # Also one that Ray has restarted, and that nobody calls any more.
         ray.get_runtime_context().current_actor.start.remote()
 
     async def start(self) -> None:
         """End this actor when nobody has called it for long."""
-        if self._orphan is None:
-            self._orphan = asyncio.get_running_loop().create_task(self._exit_alone())
+        self._tasks.alone("orphan", self._exit_alone)
 
     async def admit(self, _role: str, _name: str) -> Ticket:
         """A ticket for the node service (`ServiceSocket.admit`)."""
@@ -101,30 +102,40 @@ class LastingActor:
 class GatewayActor(LastingActor):
     """A node's gateway as an actor."""
 
-    def __init__(self, node_id: str, latency: float, telemetry: dict[str, str]) -> None:
+    def __init__(self, settings: Settings, node_id: str) -> None:
         from understudy.gateway.hosting import GatewayHost
 
-        logs.set_up("gateway", {**telemetry_of(os.environ), **telemetry})
-        self._host = GatewayHost(latency)
+        logs.set_up("gateway", {**telemetry_of(os.environ), **settings.telemetry})
+        self._host = GatewayHost(settings.offline_latency)
+        self._keeper = SecretKeeper(settings, gateway_name(settings.instance, node_id), node_id)
         super().__init__(self._host.calls, GatewaySocket(node_id, self._host.calls))
+
+    async def start(self) -> None:
+        """See `LastingActor.start`. What it keeps for its node service, it learns from that or from others."""
+        await super().start()
+        self._tasks.alone("seek", self._keeper.seek)
+
+    async def secrets(self) -> Secrets | None:
+        """For a service that begins (`SecretKeeper`)."""
+        return self._keeper.known
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE)
 class ToolHostActor(LastingActor):
     """A node's tool host as an actor. Its node service starts it when a session has MCP servers."""
 
-    def __init__(self, node_id: str, telemetry: dict[str, str]) -> None:
+    def __init__(self, settings: Settings, node_id: str) -> None:
         from understudy.tool_host.host_socket import ToolHostSocket
         from understudy.tool_host.hosted_servers import HostedServers
 
-        logs.set_up("tools", {**telemetry_of(os.environ), **telemetry})
+        logs.set_up("tools", {**telemetry_of(os.environ), **settings.telemetry})
         servers = HostedServers()
         super().__init__(servers, ToolHostSocket(node_id, servers))
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 4})
-class NodeActor(NodeCalls):
-    """The node service as an actor; restarted by Ray when it dies."""
+class NodeActor(NodeCalls, Versioned):
+    """The node service as an actor; restarted by Ray when it dies. Its settings are without secrets."""
 
     def __init__(self, settings: Settings, node_id: str, span_directory: str) -> None:
         from understudy.node.hosting import NodeHost
@@ -136,10 +147,11 @@ class NodeActor(NodeCalls):
         super().__init__()
         gateway = OwnGateway(settings, node_id, GatewayActor)
         tools = OwnToolHost(settings, node_id, ToolHostActor)
+        self._keeper = SecretKeeper(settings, node_name(settings.instance, node_id), node_id)
         self._host = NodeHost(
-            settings, node_id, span_directory, str(ray.util.get_node_ip_address()), gateway=gateway.calls,
-            tell=Peers(settings).tell, kill=gateway.kill, runner=RayTasks(settings), tool_host=tools.host,
-            kill_tool_host=tools.kill,
+            settings, self._keeper.whole, node_id, span_directory, str(ray.util.get_node_ip_address()),
+            gateway=gateway.calls, tell=Peers(settings).tell, kill=gateway.kill, runner=RayTasks(settings),
+            tool_host=tools.host, kill_tool_host=tools.kill,
         )  # fmt: skip
         self._guard = SupervisorGuard(
             self._host.owner, lambda holder: supervisor_here(holder, settings.instance), self._kill_supervisor,
@@ -160,6 +172,10 @@ class NodeActor(NodeCalls):
 
     async def profiles(self) -> Any:
         return self._host.known_profiles()
+
+    async def secrets(self) -> Secrets | None:
+        """For a service that begins (`SecretKeeper`)."""
+        return self._keeper.known
 
     async def _node(self) -> NodeService:
         """The service; the guard runs from its first call on. One that fails begins again with the next call."""
@@ -201,7 +217,7 @@ class NodeActor(NodeCalls):
 @ray.remote(
     num_cpus=CPU_SLIVER, memory=FRAME_MEMORY, max_restarts=0, max_concurrency=100, concurrency_groups={"probe": 2}
 )
-class FrameActor:
+class FrameActor(Versioned):
     """A session actor. Its process holds one session at a time."""
 
     def __init__(
@@ -263,24 +279,24 @@ class FrameActor:
 
 
 @ray.remote(num_cpus=CPU_SLIVER, max_restarts=-1, max_concurrency=CALLS_AT_ONCE, concurrency_groups={"probe": 2})
-class SupervisorActor:
-    """The supervisor as an actor; restarted by Ray when it dies."""
+class SupervisorActor(Versioned):
+    """The supervisor as an actor; restarted by Ray when it dies. Its settings are without secrets."""
 
     def __init__(self, settings: Settings, span_directory: str) -> None:
         from understudy.supervisor.supervisor import Supervisor
 
         logs.set_up("supervisor", {**telemetry_of(os.environ), **settings.telemetry})
-        know(*passwords(settings.store))
 
         from .machinery import RayMachinery
 
         holder = f"{cluster_identity()}/{settings.instance}/{process_identity(os.getpid())}"
-        self._settings = settings.of_services()
+        self._keeper = SecretKeeper(settings, supervisor_name(settings.instance))
         self._machinery = RayMachinery(settings, span_directory, NodeActor, FrameActor)
         self.supervisor = Supervisor(
             self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors, scaling=settings.scaling
         )
         self._run: asyncio.Task[None] | None = None
+        self._tasks = Tasks(log)
         # Ray restarts this process, but only a call makes it work: the first is its own.
         ray.get_runtime_context().current_actor.start.remote()
 
@@ -288,14 +304,29 @@ class SupervisorActor:
         """Begin to supervise; returns the pid."""
         if self._run is None:
             self._run = asyncio.get_running_loop().create_task(self.supervisor.run())
+            self._tasks.spawn(self._keeper.seek())
         return os.getpid()
+
+    async def hand_over(self, secrets: Secrets) -> None:
+        """Learn what this actor's settings are without, for the node services. One that supervises knows better: what
+        its services have was accepted by the store."""
+        if self.supervisor.state != "supervising":
+            self._keeper.learn(secrets)
+
+    async def secrets(self) -> Secrets | None:
+        """For a service that begins (`SecretKeeper`)."""
+        return self._keeper.known
 
     async def ready(self, timeout: float) -> Any:
         """See `Supervisor.ready`; the directory is packed."""
         await self.start()
         directory = await self.supervisor.ready(timeout)
         here = str(ray.get_runtime_context().get_node_id())
-        return packed(replace(directory, pid=os.getpid(), node_id=here, settings=self._settings))
+        return packed(replace(directory, pid=os.getpid(), node_id=here))
+
+    async def settings(self) -> dict[str, str]:
+        """What the services were started with (`Settings.of_services`)."""
+        return (await self._keeper.settings()).of_services()
 
     async def want(self, placement: str) -> None:
         await self.start()

@@ -45,6 +45,7 @@ from understudy.ports import Node
 from understudy.prices import Price
 from understudy.protocol import FrameIdentity, Input, NewSession, NewWakeup, StepCall, Work, packed, unpacked
 from understudy.scaling import Scaling
+from understudy.secrets import Secrets, complete, part
 from understudy.spec import AgentSpec, Budget, RestartPolicy
 from understudy.transport.signatures import signature_of
 
@@ -418,25 +419,26 @@ def test_settings_are_read_from_the_environment() -> None:
 
 def test_other_settings_of_running_services_are_named_without_secrets(tmp_path: Path) -> None:
     """Each variable that services took and that says otherwise now is named, with both values unless they are
-    telemetry's or prices; the model is the client's."""
+    telemetry's or prices; of the store the password; the model is the client's."""
     headers = "OTEL_EXPORTER_OTLP_HEADERS"
     prices = tmp_path / "prices.json"
     prices.write_text(json.dumps({"offline": {"input": 1, "output": 2}}))
     first = {"UNDERSTUDY_STANDBY": "4", "UNDERSTUDY_MODEL": "a", headers: "authorization=hunter22"}
     second = {"UNDERSTUDY_MAX_ACTORS": "8", "UNDERSTUDY_MODEL": "b", headers: "authorization=hunter33"}
     second["UNDERSTUDY_LOG_FORMAT"] = "json"
-    running = Settings.from_environment({**first, "UNDERSTUDY_STORE": "postgresql://me:hunter44@db/x"}).of_services()
+    first["UNDERSTUDY_STORE"], second["UNDERSTUDY_STORE"] = (f"postgresql://me:hunter{n}@db/x" for n in (44, 55))
+    running = Settings.from_environment(first).of_services()
     here = Settings.from_environment({**second, "UNDERSTUDY_PRICES": str(prices)}).of_services()
     assert differences(running, running) == []
-    assert differences(None, here) == ["the settings of another version"]
     assert differences(running, here) == [
         "OTEL_EXPORTER_OTLP_HEADERS=… (this environment says otherwise)",
         "no UNDERSTUDY_LOG_FORMAT (this environment says …)",
         "no UNDERSTUDY_MAX_ACTORS (this environment says 8)",
         "no UNDERSTUDY_PRICES (this environment says …)",
         "UNDERSTUDY_STANDBY=4 (this environment says 2)",
+        "UNDERSTUDY_STORE=… (this environment says otherwise)",
     ]
-    assert differences(here, running)[3:] == [
+    assert differences(here, running)[3:5] == [
         "UNDERSTUDY_PRICES=… (this environment says none)",
         "UNDERSTUDY_STANDBY=2 (this environment says 4)",
     ]
@@ -444,9 +446,36 @@ def test_other_settings_of_running_services_are_named_without_secrets(tmp_path: 
     assert "they keep theirs until `understudy down`" in kept_settings(differences(running, here))
 
 
+@pytest.mark.parametrize(
+    ("dsn", "shown"),
+    [
+        ("sqlite:////data/a:b@c.db", "sqlite:////data/a:b@c.db"),
+        ("postgresql://me@db:5432/x?sslmode=require", "postgresql://me@db:5432/x?sslmode=require"),
+        ("postgresql://me:hunter22@a,b:5433/x?schema=s", "postgresql://me@a,b:5433/x?schema=s"),
+        ("postgresql://db/x?password=hunter22&schema=s", "postgresql://db/x?schema=s"),
+        ("postgresql://db/x?pass%77ord=hunter22", "postgresql://db/x"),
+        ("postgresql://db/x?user=me@a&sslpassword=hunter22", "postgresql://db/x?user=me@a"),
+        ("postgresql://db/x?passfile=/run/pass&scram_client_key=hunter22", "postgresql://db/x?passfile=/run/pass"),
+    ],
+)
+def test_settings_are_parted_from_their_secrets_and_become_whole_again(dsn: str, shown: str) -> None:
+    """What is secret in a DSN and in variables of a collector goes apart, what is left says so, and names the same
+    services; both together are what they were."""
+    secret = {"OTEL_EXPORTER_OTLP_HEADERS": "a=hunter22", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:hunter22@c"}
+    settings = Settings(check_store(dsn), "m", telemetry={**secret, "OTEL_SERVICE_NAME": "s"})
+    rest, secrets = part(settings)
+    assert (rest.store, rest.telemetry) == (shown, {"OTEL_SERVICE_NAME": "s"})
+    assert rest.withheld == tuple(sorted([*secret, *(["UNDERSTUDY_STORE"] if dsn != shown else [])]))
+    assert "hunter22" not in f"{rest.__dict__} {secrets}"
+    assert rest.instance == settings.instance
+    assert complete(rest, secrets) == settings
+    assert part(rest) == (rest, Secrets())
+    assert complete(settings, Secrets("postgresql://me:other@db/y", {"OTEL_SERVICE_NAME": "t"})) == settings
+
+
 def test_whatever_services_take_is_compared() -> None:
     """A setting that is added belongs to what services took, or names the services, or is the client's."""
-    known = {"store", "namespace", "model"}
+    known = {"store", "namespace", "model", "withheld"}
     one = Settings("sqlite:////a.db", "m")
     other: dict[str, Any] = {
         "standby": 5, "max_actors": 5, "metrics_port": 5, "offline_latency": 5.0, "schema_policy": "verify",

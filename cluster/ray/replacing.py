@@ -1,0 +1,67 @@
+"""`understudy up` states version and settings: services that have others are ended, so that it can start its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from understudy.config import Settings
+from understudy.errors import ClusterUnreachable
+
+from ..client import background
+from .connection import Connection
+from .names import of_instance
+from .own_ray import connect_ray, running_address
+from .ray_edge import actor_names
+from .versions import VERSION, check_installed, other_versions
+
+log = logging.getLogger(__name__)
+
+
+def replace_others(store: str | None, timeout: float, *, of_other_settings: bool) -> list[str]:
+    """End the services of a store if they are of another version.
+
+    Args:
+        timeout: seconds that they have to answer, and again to come to an end in good order.
+        of_other_settings: end those as well that have other settings than this environment says.
+
+    Returns:
+        Why they were ended; nothing if they were not, or none ran.
+
+    Raises:
+        VersionMismatch: Ray's nodes have another version than this process; nothing was ended.
+        ClusterUnreachable: the supervisor lives and gives no answer; nothing was ended.
+    """
+    settings = Settings.from_environment(store=store)
+    address = running_address()
+    if address is None:
+        return []
+    connection = Connection(settings, connect_ray(address))
+    return background.wait(_replace(connection, timeout, of_other_settings))
+
+
+async def _replace(connection: Connection, timeout: float, of_other_settings: bool) -> list[str]:
+    names = of_instance(await asyncio.to_thread(actor_names), connection.settings.instance)
+    if not names:
+        return []
+    reasons = []
+    answers = await connection.find_supervisor()
+    if answers:
+        try:
+            await connection.version(timeout)
+        except ClusterUnreachable:
+            if await connection.supervisor_pid():
+                raise
+            # Ray has it in its list, of a former cluster perhaps, and can start it nowhere.
+            answers, reasons = False, ["their supervisor has no process"]
+    versions = await other_versions(names)
+    if versions:
+        await check_installed(timeout)
+        reasons = [f"version {version} (this is {VERSION})" for version in versions]
+    elif answers and of_other_settings:
+        await connection.hand_over()
+        reasons = await connection.different_settings()
+    if reasons:
+        log.warning("the services are replaced: %s", "; ".join(reasons))
+        await connection.end(timeout if answers else 0.0)
+    return reasons
