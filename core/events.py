@@ -125,10 +125,12 @@ class SessionMigrated(Event, frozen=True, kw_only=True):
 
     Attributes:
         spec_hash: of the new one.
+        last_run: `TRACE-SPAN` of the session's last run; empty without one, and in a run.
     """
 
     changed: list[Any] | None = None
     spec_hash: str = ""
+    last_run: str = ""
 
 
 class AgentHandedOff(Event, frozen=True, kw_only=True):
@@ -163,20 +165,26 @@ class SessionCrashed(Event, frozen=True, kw_only=True):
 
 
 class SessionQuarantined(Event, frozen=True, kw_only=True):
-    """The session is given up until a person looks at it. `rule`: what said so, `no_progress` or `max_restarts`."""
+    """The session is given up until a person looks at it. `rule`: what said so, `no_progress` or `max_restarts`;
+    `last_run`: see `SessionMigrated`."""
 
     rule: str = ""
     reason: str = ""
+    last_run: str = ""
 
 
 class SessionResumed(Event, frozen=True, kw_only=True):
-    """A person lets the quarantined session take input again; the deaths it had count no more."""
+    """A person lets the quarantined session take input again; the deaths it had count no more. `last_run`: see
+    `SessionMigrated`."""
+
+    last_run: str = ""
 
 
 class SessionClosed(Event, frozen=True, kw_only=True):
-    """The session takes no more input."""
+    """The session takes no more input. `last_run`: see `SessionMigrated`."""
 
     reason: str = ""
+    last_run: str = ""
 
 
 class RunAccepted(Event, frozen=True, kw_only=True):
@@ -277,6 +285,9 @@ class ModelCallCompleted(Event, frozen=True, kw_only=True):
         redone: the tokens were paid a second time, because an earlier attempt was lost with its gateway.
         late: this attempt had been given up as lost, or its run had gone on without it.
         profile: of the fallback that gave it; empty for that of the request.
+        server_address, server_port: of the endpoint that was asked.
+        parameters: of the request, where it had them, under the names of chat completions: `temperature`, `top_p`,
+            `top_k`, `max_tokens`, `seed`, `n`, `stop`, `frequency_penalty`, `presence_penalty`, `reasoning_effort`.
     """
 
     request_key: str = ""
@@ -295,10 +306,14 @@ class ModelCallCompleted(Event, frozen=True, kw_only=True):
     redone: bool = False
     tool_calls: int = 0
     late: bool = False
+    server_address: str = ""
+    server_port: int = 0
+    parameters: dict[str, Any] | None = None
 
 
 class ModelCallFailed(Event, frozen=True, kw_only=True):
-    """The call failed for good, or was aborted (`error_code` = `aborted`). `late`: see `ModelCallCompleted`.
+    """The call failed for good, or was aborted (`error_code` = `aborted`). `late`, `server_address`, `server_port` and
+    `parameters`: see `ModelCallCompleted`.
 
     Attributes:
         usage: `Usage.to_wire()`, estimated from what had streamed; None if nothing had.
@@ -317,6 +332,9 @@ class ModelCallFailed(Event, frozen=True, kw_only=True):
     late: bool = False
     usage: list[Any] | None = None
     redone: bool = False
+    server_address: str = ""
+    server_port: int = 0
+    parameters: dict[str, Any] | None = None
 
 
 class ToolStarted(Event, frozen=True, kw_only=True):
@@ -536,7 +554,11 @@ class ChildAsked(Event, frozen=True, kw_only=True):
 
 
 class ChildRestarted(Event, frozen=True, kw_only=True):
-    """A sub-agent's task is started again, as `child_id`, after `delay`: the last one, `lost_id`, ended as `status`."""
+    """A sub-agent's task is started again, as `child_id`, after `delay`: the last one, `lost_id`, ended as `status`.
+
+    Attributes:
+        lost_run: `TRACE-SPAN` of its run; empty if that never began.
+    """
 
     call_id: str = ""
     child_id: str = ""
@@ -544,6 +566,7 @@ class ChildRestarted(Event, frozen=True, kw_only=True):
     restart: int = 0
     delay: int = 0
     status: str = ""
+    lost_run: str = ""
 
 
 class ShutdownForced(Event, frozen=True, kw_only=True):

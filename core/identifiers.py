@@ -82,6 +82,11 @@ def trace_identifier(session_id: str, run_id: str) -> str:
     return digest("trace", session_id, run_id, size=16)
 
 
+def happening_trace_identifier(session_id: str, seq: int) -> str:
+    """The trace id of what happened to a session that was at no run."""
+    return digest("trace", session_id, "happening", str(seq), size=16)
+
+
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 
 

@@ -29,6 +29,7 @@ from understudy.waiting import is_set_within
 
 from .gateway import Gateway
 from .histories import Histories
+from .request_facts import told_parameters
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +268,9 @@ class GatewayCalls:
                 answer = replace(answer, profile=call.response.profile, model=call.response.model)
         if not answer.started_at:
             answer = replace(answer, started_at=started, duration=time.time_ns() // 1_000 - started)
-        call.end(answer)
+        server_address, server_port = self.gateway.server(answer.profile or call.request.profile)
+        parameters = told_parameters(call.request.parameters) or None
+        call.end(replace(answer, server_address=server_address, server_port=server_port, parameters=parameters))
 
     async def _ask(self, call: _HeldCall) -> ModelAnswer:
         profile = call.request.profile

@@ -21,8 +21,8 @@ from understudy.observability.event_lines import log_events
 from understudy.observability.export import EventLog, Export, Sink
 from understudy.observability.exporters import span_exporter
 from understudy.observability.server import address_of, serve_metrics
+from understudy.observability.span_building import Attributes
 from understudy.observability.span_sink import SpanSink
-from understudy.observability.spans import Attributes
 from understudy.redaction import redacted
 from understudy.store.db.engine import now
 from understudy.store.journal import Committed

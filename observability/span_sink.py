@@ -11,7 +11,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from understudy.events import Event
 
 from .export import SinkRefused
-from .spans import Attributes, spans_of
+from .span_building import Attributes
+from .spans import spans_of
 
 log = logging.getLogger(__name__)
 

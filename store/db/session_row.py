@@ -103,6 +103,11 @@ class SessionRow(ActiveSession):
     merged: list[Any] | None = None
 
     @property
+    def span_before(self) -> str:
+        """`TRACE-SPAN` of its last run, while it is at none."""
+        return "" if self.run_id else self.last_span
+
+    @property
     def response(self) -> KeptResponse | None:
         """That to the model call that it waits for, or waited for last, if an endpoint is known to keep it."""
         if not self.response_id:

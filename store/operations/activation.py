@@ -284,13 +284,13 @@ def resume(tx: Transaction, session_id: str) -> bool:
     tx.changed(row)
     row.status, row.error, row.deaths, row.stuck = "idle", None, [], 0
     row.progress_at_death = row.progress
-    tx.append(row, events.SessionResumed())
+    tx.append(row, events.SessionResumed(last_run=row.span_before))
     return True
 
 
 def quarantine(tx: Transaction, row: SessionRow, rule: str, reason: str) -> None:
     """Give a session up: its run ends, its parent gets a typed result, its siblings go on."""
-    tx.append(row, events.SessionQuarantined(rule=rule, reason=reason))
+    tx.append(row, events.SessionQuarantined(rule=rule, reason=reason, last_run=row.span_before))
     error = {"code": "quarantined", "message": reason, "session_id": row.session_id}
     end_without_agent(tx, row, "quarantined", error, hold=False)
     end_queued(tx, row, "quarantined", reason)

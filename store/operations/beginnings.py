@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, func, literal_column, select
 
 from understudy import events
 from understudy.errors import RunConflict, SessionClosed, SessionConflict
-from understudy.identifiers import child_identifier, digest, run_link, tool_span_identifier, trace_identifier
+from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
 from understudy.messages import encodable
 from understudy.records import LEASE_SECONDS, Spawn
 
@@ -125,7 +125,7 @@ def create_session(
         row.parent_id, row.root_id, row.depth = parent.session_id, parent.root_id, parent.depth + 1
         row.parent_run_id, row.task_open = parent.run_id, TASK_AT_WORK
         row.start_order = replaces.start_order if replaces else parent.seq
-        row.last_span = run_link(parent.trace_id, replaces.session_id, TASK) if replaces else ""
+        row.last_span = replaces.last_span if replaces else ""
     tx.create(row, spec, metadata)
     event = events.SessionCreated(
         depth=row.depth, call_id=call_id, restart=restart_number, forked_from=origin, forked_at=forked
@@ -262,7 +262,7 @@ def start_again(tx: Transaction, parent: SessionRow, ended: SessionRow, delay: i
     ended.replaced_by = child_id
     event = events.ChildRestarted(
         call_id=ended.call_id, child_id=child_id, lost_id=ended.session_id, restart=number, delay=delay,
-        status=ended.status,
+        status=ended.status, lost_run=ended.last_span,
     )  # fmt: skip
     tx.append(parent, event)
     tx.update_call(

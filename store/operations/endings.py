@@ -419,7 +419,7 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     row.closed = 1
     row.task_open = 0 if row.task_open == TASK_LINKED else row.task_open
     wakeups.drop_all(tx, row)
-    tx.append(row, events.SessionClosed(reason=reason))
+    tx.append(row, events.SessionClosed(reason=reason, last_run=row.span_before))
     end_queued(tx, row, "cancelled", reason)
     _leave_background(tx, row, reason)
     request_cancel(tx, row, reason)

@@ -114,7 +114,8 @@ def answer(
         "run_id": run_id, "round": round_number, "request_key": key, "attempt": attempt, "model": model,
         "provider": got.provider, "started_at": got.started_at, "duration": got.duration, "retries": got.retries,
         "trace_id": row.trace_id if row.run_id == run_id else _trace_of(tx, session_id, run_id),
-        "late": not current or attempt < row.wait_attempt,
+        "late": not current or attempt < row.wait_attempt, "server_address": got.server_address,
+        "server_port": got.server_port, "parameters": got.parameters,
     }  # fmt: skip
     event: events.Event
     if failed:

@@ -39,7 +39,8 @@ from understudy.identifiers import (
     tool_span_identifier,
     trace_identifier,
 )
-from understudy.observability.spans import crash_span_identifier, spans_of
+from understudy.observability.session_spans import crash_span_identifier
+from understudy.observability.spans import spans_of
 from understudy.spec import Supervision
 
 from . import kernel as k
