@@ -35,6 +35,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_ty
         at: commit time at the journal, microseconds since 1970 UTC. Order by `seq`, never by time.
         epoch: the activation that wrote it; 0 where no activation did.
         trace_id: trace of the run, 32 hexadecimal digits; empty outside a run.
+        sampled: whether the caller whose trace that is records it; None where no caller's is.
         parent_id, root_id: the session's place in its tree.
         writer_seq: place in the committing journal's own log; its export cursors count in it.
     """
@@ -47,6 +48,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_ty
     round: int = 0
     epoch: int = 0
     trace_id: str = ""
+    sampled: bool | None = None
     agent: str = ""
     parent_id: str | None = None
     root_id: str = ""

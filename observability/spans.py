@@ -60,16 +60,18 @@ def spans_of(event: Event, content: Attributes | None = None) -> list[ReadableSp
         content: more attributes for the event's span (`content.py`), where that was asked for.
     """
     project = _PROJECTIONS.get(type(event))
-    if project is None:
-        return []
-    if not event.trace_id:
-        if not isinstance(event, OUTSIDE_RUNS):
-            return []
-        event = replace(event, trace_id=happening_trace_identifier(event.session_id, event.seq))
-    span = project(event)
+    trace_id = trace_of_event(event)
+    span = project(replace(event, trace_id=trace_id)) if project is not None and trace_id else None
     if span is None:
         return []
     return [span] if not content else [with_attributes(span, content)]
+
+
+def trace_of_event(event: Event) -> str:
+    """The trace that the event's span is in; empty for none."""
+    if not event.trace_id and isinstance(event, OUTSIDE_RUNS):
+        return happening_trace_identifier(event.session_id, event.seq)
+    return event.trace_id
 
 
 def chat_span_identifier(session_id: str, request_key: str) -> str:

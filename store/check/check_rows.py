@@ -130,6 +130,7 @@ def current_run(scope: Scope) -> Iterator[Wrong]:
         RUN.c.started_at != SESSION.c.run_started_at,
         RUN.c.trace_id != SESSION.c.trace_id,
         RUN.c.parent_span_id != SESSION.c.parent_span_id,
+        RUN.c.sampled.is_distinct_from(SESSION.c.sampled),
     )
     left = or_(
         SESSION.c.round != 0, SESSION.c.calls_open != 0, SESSION.c.children_open != 0, SESSION.c.trace_id != "",

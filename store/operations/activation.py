@@ -153,7 +153,8 @@ def work_with(
     return Work(
         session_id=row.session_id, incarnation=row.incarnation, epoch=row.epoch, batch_no=row.batch_no,
         after_seq=after_seq, seq=row.seq, root_id=row.root_id, depth=row.depth, run_id=row.run_id,
-        round=row.round, trace_id=row.trace_id, wait=row.wait, model_error=row.wait_error,
+        round=row.round, trace_id=row.trace_id, sampled=row.recorded, wait=row.wait,
+        model_error=row.wait_error,
         cancel=row.cancel_reason, messages=tuple(messages), calls=tuple(calls), inbox=tx.inbox(row),
         budgeted=row.accounts is not None, redone=bool(row.redone),
     )  # fmt: skip
