@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from understudy.messages import storable
+
 FRACTIONS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 WHOLE = {
     "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"), "top_k": ("top_k",), "seed": ("seed",),
@@ -17,6 +19,9 @@ WHOLE = {
 
 STOPS, STOP_CHARACTERS, EFFORT_CHARACTERS = 8, 64, 32
 """So many stop sequences are told, and so much of each, and of the reasoning's effort."""
+
+LARGEST = 1 << 63
+"""Of whole numbers in messages and spans."""
 
 PORTS = {"https": 443, "http": 80}
 
@@ -41,10 +46,10 @@ def told_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     stop = parameters.get("stop", parameters.get("stop_sequences"))
     stops = [stop] if isinstance(stop, str) else stop
     if isinstance(stops, (list, tuple)) and stops and all(isinstance(one, str) for one in stops):
-        told["stop"] = [one[:STOP_CHARACTERS] for one in stops[:STOPS]]
+        told["stop"] = [storable(one)[:STOP_CHARACTERS] for one in stops[:STOPS]]
     effort = parameters.get("reasoning_effort") or _effort(parameters.get("reasoning", parameters.get("output_config")))
     if effort and isinstance(effort, str):
-        told["reasoning_effort"] = effort[:EFFORT_CHARACTERS]
+        told["reasoning_effort"] = storable(effort)[:EFFORT_CHARACTERS]
     return told
 
 
@@ -53,4 +58,6 @@ def _effort(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and -LARGEST <= value < LARGEST
+    return isinstance(value, float) and math.isfinite(value)

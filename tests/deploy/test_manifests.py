@@ -35,7 +35,7 @@ GONE: Any = object()
 if not os.environ.get("CI") and shutil.which("kubectl") is None:
     pytest.skip("kubectl is not installed", allow_module_level=True)
 
-PRODUCTION, DEVELOPMENT, OWN, ON = RENDERED[1], RENDERED[0], RENDERED[3], RENDERED[2]
+PRODUCTION, DEVELOPMENT, OWN, ON, COLLECTED = RENDERED[1], RENDERED[0], RENDERED[3], RENDERED[2], RENDERED[4]
 HEAD = "spec.headGroupSpec.template.spec"
 WORKER = "spec.workerGroupSpecs.0.template.spec"
 SECURITY = "containers.0.securityContext"
@@ -217,6 +217,37 @@ BY_RULES: list[Fault] = [
     (PRODUCTION, "NetworkPolicy/understudy-worker", "spec.egress.1", GONE, "to the internet, port 443, is not let"),
     (PRODUCTION, "NetworkPolicy/understudy-worker", "spec.egress.1.to", GONE, "to the cloud's metadata, port 443"),
     (PRODUCTION, "NetworkPolicy/understudy-worker", "spec.egress.1.ports", GONE, "to the internet, port 22, is let"),
+    # The collector.
+    (COLLECTED, "NetworkPolicy/understudy-worker-collector", "spec.egress", [], "to the collector, port 4318, is not"),
+    (COLLECTED, "NetworkPolicy/understudy-worker-collector", "spec.egress.0.ports", GONE, "the collector, port 22, is"),
+    (COLLECTED, "NetworkPolicy/understudy-collector", "spec.ingress", [], "from a worker of ours, port 4318, is not"),
+    (COLLECTED, "NetworkPolicy/understudy-collector", "spec.ingress.0.from", GONE, "from another pod of the namespace"),
+    (
+        COLLECTED, "NetworkPolicy/understudy-collector",
+        "spec.ingress.0.from.0.podSelector.matchLabels", {"app.kubernetes.io/part-of": "understudy"},
+        "from our head, port 4318, is let through",
+    ),
+    (COLLECTED, "NetworkPolicy/understudy-collector", "spec.egress.1", GONE, "to the internet, port 443, is not let"),
+    (COLLECTED, "NetworkPolicy/understudy-collector", "spec.egress.1.to", GONE, "to the cloud's metadata, port 443"),
+    (COLLECTED, "Deployment", "spec.template.metadata.labels", {"app": "other"}, "selects no pod"),
+    (COLLECTED, "Deployment", "spec.template.spec.containers.0.image", "otel/collector:latest", "say which version"),
+    (COLLECTED, "Deployment", "spec.template.spec.containers.0.securityContext", GONE, "collector may write its image"),
+    (COLLECTED, "Deployment", "spec.template.spec.volumes.0.configMap.name", "x", "there is no ConfigMap x"),
+    (COLLECTED, "Service", "spec.ports.0.targetPort", 4317, "no pod has the port 4317"),
+    (COLLECTED, "Service", "spec.ports.0.port", 4317, "spans are sent to understudy-collector:4318"),
+    *(
+        (
+            COLLECTED, "ConfigMap/understudy-collector", "data",
+            {"collector.yaml": (ROOT / "k8s/components/collector/config.yaml").read_text().partition("|\n")[2].replace(
+                *change
+            )}, finding,
+        )
+        for change, finding in (
+            (("[otlp]", "[otlp, jaeger]"), "pipeline traces has jaeger, which is not defined"),
+            (("[memory_limiter, batch]", "[batch, memory_limiter]"), "does not begin with memory_limiter"),
+            (("[health_check]", "[health]"), "extension health is not defined"),
+        )
+    ),
 ]  # fmt: skip
 
 
@@ -310,6 +341,7 @@ def test_manifests_are_split_as_promised() -> None:
     common = ["ConfigMap", "PodMonitor", "PrometheusRule"]
     assert kinds[DEVELOPMENT] == sorted([*common, "PersistentVolumeClaim", "RayCluster"])
     assert kinds[PRODUCTION] == sorted([*common, "NetworkPolicy", "PodDisruptionBudget", "RayCluster"])
+    assert kinds[COLLECTED] == sorted([*kinds[PRODUCTION], "Deployment", "Service"])
     assert kinds[OWN] == sorted([*common, "NetworkPolicy", "PodDisruptionBudget", "RayJob"])
     [(_, cluster)] = ray_clusters(rendered(PRODUCTION))
     [(_, of_job)] = ray_clusters(rendered(OWN))
@@ -331,7 +363,7 @@ def test_versions_are_the_same_everywhere() -> None:
     for name in RENDERED:
         for _, cluster in ray_clusters(rendered(name)):
             assert cluster["rayVersion"] == ray.group(1)
-        for pod in pods(rendered(name)):
+        for pod in [pod for pod in pods(rendered(name)) if pod.role != "collector"]:
             security = pod.spec["securityContext"]
             assert (str(security["runAsUser"]), str(security["runAsGroup"])) == user.groups()
             images = {container["image"] for container in pod.containers() if "image" in container}

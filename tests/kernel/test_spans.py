@@ -348,7 +348,7 @@ def test_events_that_end_nothing_have_no_span() -> None:
 
 
 def test_what_happens_to_a_session_in_a_run_is_below_the_run() -> None:
-    """Its start, a quarantine, a forced shutdown, a restart of a sub-agent, a close: each under the run's span, at once."""
+    """Start, quarantine, forced shutdown, a sub-agent's restart, close: each has the run's span above it."""
     for event in IN_RUN:
         span = only_span(event)
         assert parent_id(span) == run_span_identifier("s", "r")

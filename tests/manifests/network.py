@@ -34,6 +34,10 @@ INTERNET = Peer("the internet", address="203.0.113.7")
 METADATA = Peer("the cloud's metadata", address="169.254.169.254")
 DATABASE = Peer("a server of the network", address="10.20.30.40")
 
+WORKER = Peer("a worker of ours", {**OURS, "app.kubernetes.io/component": "worker"})
+HEAD = Peer("our head", {**OURS, "app.kubernetes.io/component": "head"})
+COLLECTOR = Peer("the collector", {"app.kubernetes.io/name": "understudy-collector"})
+
 Flow = tuple[str, str, Peer, int]
 """Role of our pod, `to` or `from`, the peer, the port (TCP; 53 is UDP)."""
 
@@ -67,15 +71,35 @@ FORBIDDEN: tuple[Flow, ...] = (
     ("submitter", "to", DATABASE, 5432),
 )
 
+NEEDED_OF_COLLECTOR: tuple[Flow, ...] = (
+    ("worker", "to", COLLECTOR, 4318),
+    ("collector", "from", WORKER, 4318),
+    ("collector", "to", DNS, 53),
+    ("collector", "to", INTERNET, 443),
+)
+"""Where there is one."""
+
+FORBIDDEN_TO_COLLECTOR: tuple[Flow, ...] = (
+    *(("collector", "from", peer, 4318) for peer in (STRANGER, HEAD, INTERNET)),
+    ("worker", "to", COLLECTOR, 22),
+    ("collector", "to", METADATA, 443),
+    ("collector", "to", OWN, 8265),
+    ("collector", "to", DATABASE, 5432),
+    ("collector", "to", INTERNET, 22),
+)
+
 
 def findings(documents: list[Manifest]) -> list[str]:
     """What the policies keep back that is needed, and what they let through that is not; nothing without policies."""
     policies = of_kind(documents, "NetworkPolicy")
     if not policies:
         return []
-    found = []
-    for pod in pods(documents):
-        for wanted, flows in ((True, NEEDED), (False, FORBIDDEN)):
+    found, listed = [], pods(documents)
+    needed, forbidden = NEEDED, FORBIDDEN
+    if any(pod.role == "collector" for pod in listed):
+        needed, forbidden = needed + NEEDED_OF_COLLECTOR, forbidden + FORBIDDEN_TO_COLLECTOR
+    for pod in listed:
+        for wanted, flows in ((True, needed), (False, forbidden)):
             for role, way, peer, port in flows:
                 if role == pod.role and passes(policies, pod, way, peer, port) is not wanted:
                     problem = "is not let through" if wanted else "is let through"
