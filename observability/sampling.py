@@ -38,7 +38,8 @@ def span_sampler(variables: Mapping[str, str]) -> sampling.Sampler:
 def is_sampled(sampler: sampling.Sampler, event: Event) -> bool:
     """Whether the spans of an event are exported."""
     trace_id = int(trace_of_event(event) or "0", 16)
-    return sampler.should_sample(_caller(trace_id, event.sampled), trace_id, "").decision.is_sampled()
+    decision = sampler.should_sample(_caller(trace_id, event.sampled), trace_id, "").decision
+    return decision is sampling.Decision.RECORD_AND_SAMPLE
 
 
 def _caller(trace_id: int, sampled: bool | None) -> Context | None:
