@@ -136,6 +136,7 @@ def current_run(scope: Scope) -> Iterator[Wrong]:
         SESSION.c.round != 0, SESSION.c.calls_open != 0, SESSION.c.children_open != 0, SESSION.c.trace_id != "",
         SESSION.c.cancel_reason.is_not(None), SESSION.c.run_usage.is_not(None), SESSION.c.held.is_not(None),
         SESSION.c.group_state.is_not(None), SESSION.c.aborted != 0, SESSION.c.merged.is_not(None),
+        SESSION.c.sampled.is_not(None),
     )  # fmt: skip
     statement = (
         select(SESSION.c.session_id, SESSION.c.run_id, RUN.c.run_id.label("found"))
