@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
+from understudy.actors.tools import ToolContext, tool
 from understudy.cluster.client.session_handle import current_span
 from understudy.events import Event, SessionClosed, ToolFinished
 from understudy.identifiers import tool_span_identifier, traceparent
@@ -149,6 +150,26 @@ def test_a_program_that_does_not_record_says_so() -> None:
             found = current_span()
         assert found is not None
         assert found[2] is wanted
+
+
+@tool
+def told(context: ToolContext) -> str:
+    """What a request of this tool would say."""
+    return context.traceparent
+
+
+@pytest.mark.parametrize(("sampled", "flags"), [(True, "01"), (False, "00"), (None, "01")])
+async def test_tools_pass_the_callers_decision_on(tmp_path: Path, sampled: bool | None, flags: str) -> None:
+    """Given a caller that records its trace, or not, then that is what its run's tools say, in each of its rounds."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        await kernel.spawn("s", k.spec(k.script([("told", {})], [("told", {})], "done"), [told]))
+        run = {"run_id": "r", "content": "go"}
+        if sampled is not None:
+            run |= {"trace_id": "a" * 32, "parent_span_id": "c" * 16, "sampled": sampled}
+        await kernel.ask("send", "s", run)
+        await kernel.end("s")
+        found = await kernel.results()
+    assert [value.rpartition("-")[2] for value in found] == [flags, flags]
 
 
 def collected(collector: HttpCollector) -> dict[str, set[str]]:

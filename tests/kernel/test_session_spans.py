@@ -78,6 +78,22 @@ async def test_a_closed_session_links_to_its_last_run(kernel: k.Kernel) -> None:
     assert {span.operation for span in drawn} == {"invoke_agent", "chat"}
 
 
+async def test_what_happens_in_a_later_run_links_to_no_earlier_one(kernel: k.Kernel) -> None:
+    """Given a session's second run, when it is closed in that, then the close is below it, and links to nothing."""
+    ask = k.script([("request_user_input", {"prompt": "which?"})], "done")
+    await kernel.spawn("s", k.spec(ask, ["request_user_input"]))
+    for run_id in ("r", "r2"):
+        await kernel.send("s", run_id=run_id)
+        (question,) = await kernel.paused("s")
+        if run_id == "r":
+            await kernel.ask("answer", "s", question["call_id"], "ok", "that one", 1)
+            await kernel.end("s", run_id)
+    await kernel.ask("close", "s", "")
+    await kernel.end("s", "r2")
+    (close,) = await spans(kernel, "s", "close")
+    assert (parent(close), links(close)) == (run_span_identifier("s", "r2"), [])
+
+
 async def test_a_quarantine_is_in_the_run_and_its_end_links_to_it(kernel: k.Kernel) -> None:
     """Given a session that is given up in its run, then that is an error below the run, and the resume links there."""
     compiled = k.spec(k.script([("poison", {})], [("poison", {})], "done"), [poison, fine])
