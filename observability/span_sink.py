@@ -54,7 +54,7 @@ class SpanSink:
     async def prepare(self, events: list[Event]) -> None:
         """Read what the spans shall tell beyond their events."""
         if self._content is not None:
-            self._found = await self._content([event for event in events if is_sampled(self._sampler, event)])
+            self._found = await self._content([event for event in events if self._is_wanted(event)])
 
     def take(self, events: list[Event]) -> int:
         """Export the events' spans."""
@@ -70,6 +70,12 @@ class SpanSink:
     def close(self) -> None:
         """End the exporter's retries."""
         self._exporter.shutdown()
+
+    def _is_wanted(self, event: Event) -> bool:
+        try:
+            return is_sampled(self._sampler, event)
+        except ValueError:  # what it has is no trace id: it has no span either, which is told where they are made
+            return False
 
     def _project(self, events: Iterable[Event]) -> list[ReadableSpan]:
         spans: list[ReadableSpan] = []

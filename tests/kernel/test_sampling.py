@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
@@ -107,6 +108,8 @@ async def test_what_is_left_out_is_taken_over_and_its_content_not_read() -> None
     assert sink.take(events) == 2
     assert asked == [2, 3]
     assert exporter.spans == [tool_span_identifier("s", "r/1/2"), tool_span_identifier("s", "r/1/3")]
+    await sink.prepare([replace(event(1), trace_id="no trace id")])  # holds up nobody
+    assert asked == [2, 3]
     await sink.prepare(events[:1])
     assert sink.take(events[:1]) == 0
     assert len(exporter.spans) == 2
