@@ -16,7 +16,7 @@ from understudy.approvals import IN_DOUBT, QUESTION
 from understudy.confinement import confinement_of
 from understudy.errors import ToolError
 from understudy.events import ToolInDoubt, ToolStarted
-from understudy.identifiers import tool_span_identifier
+from understudy.identifiers import tool_span_identifier, traceparent
 from understudy.logs import about
 from understudy.messages import AGENT_PROCESS, GIVEN_UP, interrupted
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
@@ -330,7 +330,7 @@ class CallOutcomes:
             agent=window.spec["name"],
             workspace=window.spec["workspace"],
             confinement=confinement_of(window.spec),
-            traceparent=f"00-{window.trace_id}-{span_id}-01" if window.trace_id else "",
+            traceparent=traceparent(window.trace_id, span_id, window.sampled) if window.trace_id else "",
             skill_files=self._skills,
             web=window.web,
             arguments=arguments_of(call.arguments) or {},

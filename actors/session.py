@@ -175,7 +175,7 @@ class Activation:
         self._commits.draft.start_run = first.key
         self._commits.draft.merge_runs = tuple(item.key for item in others)
         self.window.run_id, self.window.round = first.key, 0
-        self.window.trace_id = first.payload["trace_id"]
+        self.window.trace_id, self.window.sampled = first.payload["trace_id"], first.payload.get("sampled")
         self.window.calls = []
         messages = [message_of(item) for item in inputs]
         text = "\n\n".join(message.text for message in messages)

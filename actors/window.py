@@ -92,6 +92,7 @@ class Window:
         self.run_id: str | None = None
         self.round = 0
         self.trace_id = ""
+        self.sampled: bool | None = None
         self.wait: str | None = None
         self.model_error: dict[str, Any] | None = None
         self.cancel: str | None = None
@@ -133,7 +134,8 @@ class Window:
         self.known_seq = max(self.known_seq, work.seq)
         self.incarnation, self.epoch, self.batch_no = work.incarnation, work.epoch, work.batch_no
         self.calls, self.inbox = list(work.calls), list(work.inbox)
-        self.run_id, self.round, self.trace_id = work.run_id, work.round, work.trace_id
+        self.run_id, self.round = work.run_id, work.round
+        self.trace_id, self.sampled = work.trace_id, work.sampled
         self.wait, self.model_error, self.cancel = work.wait, work.model_error, work.cancel
         self.depth, self.budgeted, self.redone = work.depth, work.budgeted, work.redone
         self.interrupted = any(item.interrupts for item in self.inbox)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-ENVELOPE = ("seq", "at", "session_id", "run_id", "round", "epoch", "trace_id", "agent", "parent_id", "root_id")
+ENVELOPE = (
+    "seq", "at", "session_id", "run_id", "round", "epoch", "trace_id", "agent", "parent_id", "root_id", "sampled",
+)  # fmt: skip
 """What all events have, beside type, place in the writer's log, and the data of their own."""
 
 
@@ -22,5 +24,6 @@ class EventWire(TypedDict):
     agent: str
     parent_id: str | None
     root_id: str
+    sampled: bool | None
     writer_seq: int
     data: dict[str, Any]

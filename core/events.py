@@ -35,6 +35,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_ty
         at: commit time at the journal, microseconds since 1970 UTC. Order by `seq`, never by time.
         epoch: the activation that wrote it; 0 where no activation did.
         trace_id: trace of the run, 32 hexadecimal digits; empty outside a run.
+        sampled: whether the caller whose trace that is records it; None where no caller's is.
         parent_id, root_id: the session's place in its tree.
         writer_seq: place in the committing journal's own log; its export cursors count in it.
     """
@@ -47,6 +48,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_ty
     round: int = 0
     epoch: int = 0
     trace_id: str = ""
+    sampled: bool | None = None
     agent: str = ""
     parent_id: str | None = None
     root_id: str = ""
@@ -126,10 +128,12 @@ class SessionMigrated(Event, frozen=True, kw_only=True):
 
     Attributes:
         spec_hash: of the new one.
+        last_run: `TRACE-SPAN` of the session's last run; empty without one, and in a run.
     """
 
     changed: list[Any] | None = None
     spec_hash: str = ""
+    last_run: str = ""
 
 
 class AgentHandedOff(Event, frozen=True, kw_only=True):
@@ -164,20 +168,26 @@ class SessionCrashed(Event, frozen=True, kw_only=True):
 
 
 class SessionQuarantined(Event, frozen=True, kw_only=True):
-    """The session is given up until a person looks at it. `rule`: what said so, `no_progress` or `max_restarts`."""
+    """The session is given up until a person looks at it. `rule`: what said so, `no_progress` or `max_restarts`;
+    `last_run`: see `SessionMigrated`."""
 
     rule: str = ""
     reason: str = ""
+    last_run: str = ""
 
 
 class SessionResumed(Event, frozen=True, kw_only=True):
-    """A person lets the quarantined session take input again; the deaths it had count no more."""
+    """A person lets the quarantined session take input again; the deaths it had count no more. `last_run`: see
+    `SessionMigrated`."""
+
+    last_run: str = ""
 
 
 class SessionClosed(Event, frozen=True, kw_only=True):
-    """The session takes no more input."""
+    """The session takes no more input. `last_run`: see `SessionMigrated`."""
 
     reason: str = ""
+    last_run: str = ""
 
 
 class RunAccepted(Event, frozen=True, kw_only=True):
@@ -279,6 +289,9 @@ class ModelCallCompleted(Event, frozen=True, kw_only=True):
         redone: the tokens were paid a second time, because an earlier attempt was lost with its gateway.
         late: this attempt had been given up as lost, or its run had gone on without it.
         profile: of the fallback that gave it; empty for that of the request.
+        server_address, server_port: of the endpoint that was asked.
+        parameters: of the request, where it had them, under the names of chat completions: `temperature`, `top_p`,
+            `top_k`, `max_tokens`, `seed`, `n`, `stop`, `frequency_penalty`, `presence_penalty`, `reasoning_effort`.
     """
 
     request_key: str = ""
@@ -301,10 +314,14 @@ class ModelCallCompleted(Event, frozen=True, kw_only=True):
     retried: dict[str, int] | None = None
     chunk_times: list[int] | None = None
     currency: str = ""
+    server_address: str = ""
+    server_port: int = 0
+    parameters: dict[str, Any] | None = None
 
 
 class ModelCallFailed(Event, frozen=True, kw_only=True):
-    """The call failed for good, or was aborted (`error_code` = `aborted`). `late`: see `ModelCallCompleted`.
+    """The call failed for good, or was aborted (`error_code` = `aborted`). `late`, `server_address`, `server_port` and
+    `parameters`: see `ModelCallCompleted`.
 
     Attributes:
         usage: `Usage.to_wire()`, estimated from what had streamed; None if nothing had.
@@ -327,6 +344,9 @@ class ModelCallFailed(Event, frozen=True, kw_only=True):
     retried: dict[str, int] | None = None
     chunk_times: list[int] | None = None
     currency: str = ""
+    server_address: str = ""
+    server_port: int = 0
+    parameters: dict[str, Any] | None = None
 
 
 class ToolStarted(Event, frozen=True, kw_only=True):
@@ -546,7 +566,11 @@ class ChildAsked(Event, frozen=True, kw_only=True):
 
 
 class ChildRestarted(Event, frozen=True, kw_only=True):
-    """A sub-agent's task is started again, as `child_id`, after `delay`: the last one, `lost_id`, ended as `status`."""
+    """A sub-agent's task is started again, as `child_id`, after `delay`: the last one, `lost_id`, ended as `status`.
+
+    Attributes:
+        lost_run: `TRACE-SPAN` of its run; empty if that never began.
+    """
 
     call_id: str = ""
     child_id: str = ""
@@ -554,6 +578,7 @@ class ChildRestarted(Event, frozen=True, kw_only=True):
     restart: int = 0
     delay: int = 0
     status: str = ""
+    lost_run: str = ""
 
 
 class ShutdownForced(Event, frozen=True, kw_only=True):

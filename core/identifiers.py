@@ -82,19 +82,29 @@ def trace_identifier(session_id: str, run_id: str) -> str:
     return digest("trace", session_id, run_id, size=16)
 
 
-TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+def happening_trace_identifier(session_id: str, seq: int) -> str:
+    """The trace id of what happened to a session that was at no run."""
+    return digest("trace", session_id, "happening", str(seq), size=16)
 
 
-def read_traceparent(value: str) -> tuple[str, str]:
-    """Trace id and span id of a W3C `traceparent`.
+TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+def read_traceparent(value: str) -> tuple[str, str, bool]:
+    """Trace id and span id of a W3C `traceparent`, and whether it says that the trace is recorded.
 
     Raises:
         InvalidInput: it is none.
     """
     found = TRACEPARENT.fullmatch(value) if isinstance(value, str) else None
-    if found is None or (found[1] == "00" and found[4]):
+    if found is None or (found[1] == "00" and found[5]):
         raise InvalidInput(f"traceparent {value!r} is not what W3C Trace Context calls one: 00-TRACE-SPAN-01")
-    return found[2], found[3]
+    return found[2], found[3], bool(int(found[4], 16) & 1)
+
+
+def traceparent(trace_id: str, span_id: str, sampled: bool | None) -> str:
+    """A W3C `traceparent`. It says that the trace is recorded, unless the caller does not (`sampled`)."""
+    return f"00-{trace_id}-{span_id}-{'00' if sampled is False else '01'}"
 
 
 def span_identifier(*parts: str) -> str:

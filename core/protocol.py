@@ -98,6 +98,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="w
     run_id: str | None = None
     round: int = 0
     trace_id: str = ""
+    sampled: bool | None = None
     wait: str | None = None
     model_error: dict[str, Any] | None = None
     cancel: str | None = None
@@ -268,12 +269,14 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         content: a text, or content parts as the model's protocol has them.
         trace_id, parent_span_id: of the caller's span; empty for a trace of the run's own.
+        sampled: whether the caller records that trace; None without one.
     """
 
     run_id: str
     content: Any
     trace_id: str = ""
     parent_span_id: str = ""
+    sampled: bool | None = None
 
     def __post_init__(self) -> None:
         _require(identifier_problem(self.run_id, "run_id") or content_problem(self.content))

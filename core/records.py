@@ -174,6 +174,8 @@ class ModelAnswer:
         background: the endpoint made the response in background mode, and keeps it under `response_id`: another answer
             with that id is the same one, which was paid once.
         profile, model: who gave it, or what came of it, if that was a fallback; empty for those of the request.
+        server_address, server_port: of the endpoint that was asked; empty if none was.
+        parameters: of the request, as events tell them (`ModelCallCompleted`).
     """
 
     content: str | None = None
@@ -195,6 +197,9 @@ class ModelAnswer:
     background: bool = False
     profile: str = ""
     model: str = ""
+    server_address: str = ""
+    server_port: int = 0
+    parameters: dict[str, Any] | None = None
 
     @property
     def retries(self) -> int:

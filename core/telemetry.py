@@ -14,10 +14,17 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 HTTP, GRPC = "http/protobuf", "grpc"
 EXPORTER, DISABLED = "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"
+SAMPLER, SAMPLER_ARGUMENT = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EVENT_LOG = "UNDERSTUDY_EVENT_LOG"
 LOG_FORMAT, LOG_LEVEL = "UNDERSTUDY_LOG_FORMAT", "UNDERSTUDY_LOG_LEVEL"
 REDACT = "UNDERSTUDY_REDACT"
+
+RATIOS = ("traceidratio", "parentbased_traceidratio")
+DEFAULT_SAMPLER = "parentbased_always_on"
+SAMPLERS = ("always_on", "always_off", DEFAULT_SAMPLER, "parentbased_always_off", *RATIOS)
+"""Those that decide by the trace alone, so that all of it is exported, or nothing (OpenTelemetry specification,
+"Environment Variable Specification")."""
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -25,8 +32,8 @@ FOR_FRAMES = (LOG_FORMAT, LOG_LEVEL, REDACT)
 """What session actors are told as well: nothing that is secret."""
 
 _OTHERS = (
-    EXPORTER, DISABLED, CAPTURE, EVENT_LOG, LOG_FORMAT, LOG_LEVEL, REDACT, "OTEL_SERVICE_NAME",
-    "OTEL_RESOURCE_ATTRIBUTES",
+    EXPORTER, DISABLED, SAMPLER, SAMPLER_ARGUMENT, CAPTURE, EVENT_LOG, LOG_FORMAT, LOG_LEVEL, REDACT,
+    "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES",
 )  # fmt: skip
 
 
@@ -53,7 +60,16 @@ def telemetry_problems(variables: Mapping[str, str]) -> list[str]:
             for name, value in sorted(variables.items())
             if name.endswith("COMPRESSION") and value.strip().lower() == "deflate"
         ]
+    if variables.get(SAMPLER, "").strip().lower() in RATIOS and _ratio(variables.get(SAMPLER_ARGUMENT, "1")) is None:
+        found.append(f"{SAMPLER_ARGUMENT}={variables[SAMPLER_ARGUMENT]!r} must be a number from 0 to 1")
     return found
+
+
+def sampler_of(variables: Mapping[str, str]) -> tuple[str, float]:
+    """One of `SAMPLERS`, and the share of traces that it takes by their ids. What can't be used counts as not set."""
+    name = variables.get(SAMPLER, "").strip().lower()
+    ratio = _ratio(variables.get(SAMPLER_ARGUMENT, "1"))
+    return name if name in SAMPLERS else DEFAULT_SAMPLER, 1.0 if ratio is None else ratio
 
 
 def protocol_of(variables: Mapping[str, str]) -> str:
@@ -97,6 +113,11 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return lambda value: "" if value.strip().lower() in known else f"must be one of: {', '.join(known)}"
 
 
+def _ratio(value: str) -> float | None:
+    value = value.strip()
+    return float(value) if re.fullmatch(r"0*(\.\d+)?|0+\.|1(\.0*)?", value) and value else None
+
+
 def _seconds(value: str) -> str:
     return "" if re.fullmatch(r"\d+(\.\d+)?", value.strip()) and float(value) > 0 else "must be seconds, more than 0"
 
@@ -132,6 +153,7 @@ _CHECKS: tuple[tuple[str, Callable[[str], str]], ...] = (
     (r"OTEL_EXPORTER_OTLP_(TRACES_)?TIMEOUT", _seconds),
     (r"OTEL_EXPORTER_OTLP_(TRACES_)?COMPRESSION", _one_of("gzip", "deflate", "none")),
     (r"OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS", _headers),
+    (SAMPLER, _one_of(*SAMPLERS)),
     (DISABLED, _one_of("true", "false")),
     (CAPTURE, _one_of("true", "false")),
     (EVENT_LOG, _directory),

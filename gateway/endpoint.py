@@ -19,6 +19,7 @@ from understudy.records import ModelRequest
 from .adapters import Adapter
 from .anthropic import Messages
 from .chat import ChatCompletions
+from .request_facts import server_of
 from .responses import Responses
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -48,11 +49,16 @@ def _trusted() -> ssl.SSLContext:
 
 
 class Endpoint:
-    """A profile with its connections."""
+    """A profile with its connections.
+
+    Attributes:
+        server: host and port.
+    """
 
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
         self.base_url = profile.base_url or DEFAULT_BASE_URLS[profile.protocol]
+        self.server = server_of(self.base_url)
         self.calls = 0
         # aiohttp under the package's httpx: half the CPU per call, and no search through all connections.
         http_client = openai.DefaultAioHttpClient(

@@ -94,6 +94,11 @@ class Gateway:
         """Whether a profile of this name is registered."""
         return name in self._endpoints
 
+    def server(self, name: str) -> tuple[str, int]:
+        """Host and port of a profile's endpoint; nothing if it is not registered."""
+        endpoint = self._endpoints.get(name)
+        return endpoint.server if endpoint is not None else ("", 0)
+
     async def call(
         self,
         request: ModelRequest,

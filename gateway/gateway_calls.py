@@ -30,6 +30,7 @@ from understudy.waiting import is_set_within
 from .course import Course
 from .gateway import Gateway
 from .histories import Histories
+from .request_facts import told_parameters
 
 log = logging.getLogger(__name__)
 
@@ -271,7 +272,9 @@ class GatewayCalls:
             ended = time.time_ns() // 1_000
             started = call.course.started_at or ended
             answer = call.course.measured(replace(answer, started_at=started, duration=ended - started))
-        call.end(answer)
+        server_address, server_port = self.gateway.server(answer.profile or call.request.profile)
+        parameters = told_parameters(call.request.parameters) or None
+        call.end(replace(answer, server_address=server_address, server_port=server_port, parameters=parameters))
 
     async def _ask(self, call: _HeldCall) -> ModelAnswer:
         profile = call.request.profile

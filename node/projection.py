@@ -20,9 +20,10 @@ from understudy.observability.event_files import EventFiles
 from understudy.observability.event_lines import log_events
 from understudy.observability.export import EventLog, Export, Sink
 from understudy.observability.exporters import span_exporter
+from understudy.observability.sampling import span_sampler
 from understudy.observability.server import MetricsServer, address_of
+from understudy.observability.span_building import Attributes
 from understudy.observability.span_sink import SpanSink
-from understudy.observability.spans import Attributes
 from understudy.redaction import redacted
 from understudy.store.db.engine import now
 from understudy.store.journal import Committed
@@ -164,7 +165,9 @@ class Projection:
         telemetry = self._node.config.telemetry
         exporter = span_exporter(telemetry, Path(self._node.config.span_directory), writer)
         sinks: dict[str, Sink] = {
-            progress.SPANS: SpanSink(exporter, self._content if captures_content(telemetry) else None)
+            progress.SPANS: SpanSink(
+                exporter, self._content if captures_content(telemetry) else None, span_sampler(telemetry)
+            )
         }
         if telemetry.get(EVENT_LOG):
             # Writers of several stores and namespaces have the same name: with SQLite it is always the same one.

@@ -167,7 +167,7 @@ class Requests:
             after = tx.session(session_id).seq
             created = beginnings.accept(
                 tx, session_id, run.run_id, run.content, trace_id=run.trace_id, parent_span_id=run.parent_span_id,
-                request_id=request_id,
+                sampled=run.sampled, request_id=request_id,
             )  # fmt: skip
             accepted = Accepted(created, after)
             if created:

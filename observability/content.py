@@ -9,7 +9,7 @@ from typing import Any
 from understudy.messages import Message
 
 from . import conventions as names
-from .spans import Attributes
+from .span_building import Attributes
 
 TEXT_CHARACTERS = 4_000
 """Of one text at most; its beginning is kept."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 SERVICE_NAME = "understudy"
 SCOPE_NAME = "understudy"
+SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai/1.42.0"
+"""As the GenAI conventions' own repository names the version that is in development there."""
 
 # Operations, the first word of a span's name.
 INVOKE_AGENT = "invoke_agent"
@@ -17,6 +19,13 @@ CRASH = "crash"
 RECOVER = "recover"
 MOVE = "move"
 WAIT_FOR_INPUT = "wait_for_input"
+START = "start"
+QUARANTINE = "quarantine"
+RESUME = "resume"
+MIGRATE = "migrate"
+CLOSE = "close"
+FORCE_SHUTDOWN = "force_shutdown"
+RESTART = "restart"
 
 GENAI_OPERATIONS = frozenset({INVOKE_AGENT, CHAT, EXECUTE_TOOL})
 """Those that the GenAI conventions know; the others are ours."""
@@ -35,6 +44,7 @@ RESPONSE_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
 USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 USAGE_CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+USAGE_CACHE_WRITE_TOKENS = "gen_ai.usage.cache_write.input_tokens"
 USAGE_REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
 TOOL_NAME = "gen_ai.tool.name"
 TOOL_TYPE = "gen_ai.tool.type"
@@ -48,6 +58,26 @@ TOKEN_MODALITY = "gen_ai.token.modality"
 
 FUNCTION = "function"
 """`gen_ai.tool.type` of all tools."""
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
+
+REQUEST_PARAMETERS = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "seed": "gen_ai.request.seed",
+    "n": "gen_ai.request.choice.count",
+    "stop": "gen_ai.request.stop_sequences",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "reasoning_effort": "gen_ai.request.reasoning.level",
+}
+"""Attributes of a request by the parameter of chat completions that they tell."""
+
+USAGE_COST = "gen_ai.usage.cost"
+"""Not of the conventions, which have no name for money: what Langfuse and others read as a call's cost. Ours are in the
+currency of the price table, which has no name there either."""
 
 PROVIDER = "openai"
 """`gen_ai.provider.name` of a call that nobody answered: the protocol's, as the gateway's."""
@@ -58,6 +88,7 @@ SESSION_ROOT_ID = "understudy.session.root_id"
 RUN_ID = "understudy.run.id"
 RUN_STATUS = "understudy.run.status"
 RUN_ROUNDS = "understudy.run.rounds"
+RUN_WAITED = "understudy.run.waited"
 ROUND = "understudy.round"
 EPOCH = "understudy.epoch"
 MODEL_ATTEMPT = "understudy.model.attempt"
@@ -73,6 +104,12 @@ INPUT_KIND = "understudy.input.kind"
 INPUT_DECISION = "understudy.input.decision"
 MOVE_FROM = "understudy.move.from"
 MOVE_FORCED = "understudy.move.forced"
+MIGRATE_CHANGED = "understudy.migrate.changed"
+SPEC_HASH = "understudy.spec.hash"
+RESTART_CHILD = "understudy.restart.child_id"
+RESTART_LOST = "understudy.restart.lost_id"
+RESTART_NUMBER = "understudy.restart.number"
+RESTART_DELAY = "understudy.restart.delay"
 MODEL_LATE = "understudy.model.late"
 NODE_ID = "understudy.node_id"
 PID = "understudy.pid"

@@ -16,9 +16,8 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from understudy.identifiers import check_identifier
 
-from .conventions import SCOPE_NAME
 from .line_files import append_lines
-from .spans import process_resource
+from .span_building import process_resource, scope
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +84,13 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 @cache
 def _head() -> str:
     """What stands before the span in each line: the same for all spans of this process."""
+    own = scope()
     document = _encode(
         {
             "resource": {"attributes": _attributes(process_resource().attributes)},
-            "scopeSpans": [{"scope": {"name": SCOPE_NAME}, "spans": []}],
+            "scopeSpans": [
+                {"scope": {"name": own.name, "version": own.version}, "schemaUrl": own.schema_url, "spans": []}
+            ],
         }
     )
     return f'{{"resourceSpans":[{document.removesuffix("]}]}")}'

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, sampling
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Sampler
 
 from understudy.events import Event
 
 from .export import SinkRefused
-from .spans import Attributes, spans_of
+from .sampling import is_sampled
+from .span_building import Attributes
+from .spans import spans_of
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +38,14 @@ class SpanSink:
     Args:
         exporter: any exporter of the OpenTelemetry SDK.
         content: where prompts, answers and arguments shall be in the spans.
+        sampler: which traces are exported; the spans of others are taken over, and left out.
     """
 
-    def __init__(self, exporter: SpanExporter, content: Content | None = None) -> None:
+    def __init__(
+        self, exporter: SpanExporter, content: Content | None = None, sampler: Sampler = sampling.DEFAULT_ON
+    ) -> None:
         self._exporter = exporter
+        self._sampler = sampler
         self._content = content
         self._found: Mapping[int, Attributes] = {}
         self._refused: tuple[int, int] = (-1, 0)
@@ -47,7 +54,7 @@ class SpanSink:
     async def prepare(self, events: list[Event]) -> None:
         """Read what the spans shall tell beyond their events."""
         if self._content is not None:
-            self._found = await self._content(events)
+            self._found = await self._content([event for event in events if self._is_wanted(event)])
 
     def take(self, events: list[Event]) -> int:
         """Export the events' spans."""
@@ -64,11 +71,18 @@ class SpanSink:
         """End the exporter's retries."""
         self._exporter.shutdown()
 
+    def _is_wanted(self, event: Event) -> bool:
+        try:
+            return is_sampled(self._sampler, event)
+        except ValueError:  # what it has is no trace id: it has no span either, which is told where they are made
+            return False
+
     def _project(self, events: Iterable[Event]) -> list[ReadableSpan]:
         spans: list[ReadableSpan] = []
         for event in events:
             try:
-                spans += spans_of(event, self._found.get(event.writer_seq))
+                if is_sampled(self._sampler, event):
+                    spans += spans_of(event, self._found.get(event.writer_seq))
             except Exception:
                 # One event that can't be shown must not hold up all that follow.
                 log.exception("event %s %d has no span", event.type, event.writer_seq)

@@ -28,7 +28,8 @@ from understudy.identifiers import run_span_identifier, tool_span_identifier
 from understudy.wakeups import WAIT
 
 from . import conventions as names
-from .spans import chat_span_identifier, input_span_identifier, recover_span_identifier, spans_of
+from .session_spans import recover_span_identifier
+from .spans import chat_span_identifier, input_span_identifier, spans_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TraceSpan:
 
     Attributes:
         parent_span_id: empty for none; a span of the caller's is in no list of ours.
-        operation: `invoke_agent`, `chat`, `execute_tool`, `crash`, `recover`, `move` or `wait_for_input`.
+        operation: the first word of its name (docs/traces.md): `invoke_agent`, `chat`, `crash`, ….
         start, end: microseconds since 1970 UTC; `end` is 0 while it goes on.
         status: `ok`, `error` or `open`.
         error: the `error.type` of an error.
@@ -66,7 +67,8 @@ def trace_of(events: Iterable[Event]) -> list[TraceSpan]:
     ended: dict[str, TraceSpan] = {}
     going_on: dict[str, TraceSpan] = {}
     for event in events:
-        for span in spans_of(event):
+        # That a run has begun is told by its own span here, which is drawn open.
+        for span in () if isinstance(event, RunStarted) else spans_of(event):
             ended[_identifier(span)] = _ended(event, span)
         begin = _BEGINNINGS.get(type(event))
         for begun in begin(event) if begin is not None and event.trace_id else ():

@@ -29,9 +29,12 @@ def stamped(event: Event, row: SessionRow, at: int, writer_seq: int) -> Event:
     message: str = getattr(event, "error_message", "")
     if message:
         event = replace(event, error_message=redacted(message)[:ERROR_CHARACTERS])
+    trace_id, sampled = event.trace_id, event.sampled
+    if not trace_id:
+        trace_id, sampled = row.trace_id, row.recorded
     return replace(
         event, seq=row.seq, at=at, session_id=row.session_id, run_id=event.run_id or row.run_id,
-        round=event.round or row.round, epoch=row.epoch, trace_id=event.trace_id or row.trace_id, agent=row.agent,
+        round=event.round or row.round, epoch=row.epoch, trace_id=trace_id, sampled=sampled, agent=row.agent,
         parent_id=row.parent_id, root_id=row.root_id, writer_seq=writer_seq,
     )  # fmt: skip
 
@@ -49,7 +52,8 @@ def event_row(event: Event, writer: str) -> Row:
 def event_from_row(row: Any) -> Event:
     """Restore an event from its row."""
     body = dict(row["body"])
-    envelope = dict(zip(ENVELOPE[4:], body.pop("_"), strict=True))
+    # The last one came later than the others: events that were written before lack it.
+    envelope = dict(zip(ENVELOPE[4:], body.pop("_"), strict=False))
     return Event.from_wire(
         {"type": row["type"], "seq": row["seq"], "at": row["at"], "session_id": row["session_id"],
          "run_id": row["run_id"], "writer_seq": row["writer_seq"], **envelope, "data": body}

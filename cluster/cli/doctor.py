@@ -26,7 +26,16 @@ from understudy.profiles import check as check_profile
 from understudy.protocol import ServiceDirectory, unpacked
 from understudy.store.db.engine import Database
 from understudy.store.reads import queries
-from understudy.telemetry import ENDPOINTS, captures_content, exports_spans, has_collector, protocol_of
+from understudy.telemetry import (
+    DEFAULT_SAMPLER,
+    ENDPOINTS,
+    RATIOS,
+    captures_content,
+    exports_spans,
+    has_collector,
+    protocol_of,
+    sampler_of,
+)
 from understudy.waiting import answered_within
 
 from ..client import background
@@ -96,6 +105,9 @@ def _spans(settings: Settings) -> str:
     if not exports_spans(variables):
         return "none"
     content = ", with content" if captures_content(variables) else ""
+    sampler, ratio = sampler_of(variables)
+    if sampler != DEFAULT_SAMPLER:
+        content += f", sampled by {sampler}" + (f" of {ratio:g}" if sampler in RATIOS else "")
     if not has_collector(variables):
         return f"to local files{content}; `understudy trace` needs none"
     endpoint = next((variables[name] for name in ENDPOINTS if variables.get(name)), "the default endpoint")

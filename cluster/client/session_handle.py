@@ -373,13 +373,16 @@ async def _pages(
         after = seq(page[-1])
 
 
-def current_span() -> tuple[str, str] | None:
-    """Trace id and span id of what the program is at, as OpenTelemetry knows it; it is not imported for that."""
+def current_span() -> tuple[str, str, bool] | None:
+    """Trace id and span id of what the program is at, as OpenTelemetry knows it, and whether it records that trace;
+    OpenTelemetry is not imported for that."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
     context = api.get_current_span().get_span_context()
-    return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
+    if not context.is_valid:
+        return None
+    return f"{context.trace_id:032x}", f"{context.span_id:016x}", context.trace_flags.sampled
 
 
 def _trace(read: Callable[[tuple[str, int]], list[EventWire]]) -> list[TraceSpan]:

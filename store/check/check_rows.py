@@ -130,11 +130,13 @@ def current_run(scope: Scope) -> Iterator[Wrong]:
         RUN.c.started_at != SESSION.c.run_started_at,
         RUN.c.trace_id != SESSION.c.trace_id,
         RUN.c.parent_span_id != SESSION.c.parent_span_id,
+        RUN.c.sampled.is_distinct_from(SESSION.c.sampled),
     )
     left = or_(
         SESSION.c.round != 0, SESSION.c.calls_open != 0, SESSION.c.children_open != 0, SESSION.c.trace_id != "",
         SESSION.c.cancel_reason.is_not(None), SESSION.c.run_usage.is_not(None), SESSION.c.held.is_not(None),
         SESSION.c.group_state.is_not(None), SESSION.c.aborted != 0, SESSION.c.merged.is_not(None),
+        SESSION.c.sampled.is_not(None),
     )  # fmt: skip
     statement = (
         select(SESSION.c.session_id, SESSION.c.run_id, RUN.c.run_id.label("found"))

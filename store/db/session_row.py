@@ -101,6 +101,21 @@ class SessionRow(ActiveSession):
     cost_used: int = 0
     last_span: str = ""
     merged: list[Any] | None = None
+    sampled: int | None = None
+
+    @property
+    def span_before(self) -> str:
+        """`TRACE-SPAN` of its last run, while it is at none."""
+        return "" if self.run_id else self.last_span
+
+    @property
+    def recorded(self) -> bool | None:
+        """Whether the caller whose trace the current run is in records that; None in a trace of the run's own."""
+        return None if self.sampled is None else bool(self.sampled)
+
+    @recorded.setter
+    def recorded(self, sampled: bool | None) -> None:
+        self.sampled = None if sampled is None else int(sampled)
 
     @property
     def response(self) -> KeptResponse | None:

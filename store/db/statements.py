@@ -110,6 +110,7 @@ SELDOM = (
     "progress_at_death", "restarts", "aborted", "tokens_redone", "cost_used", "cancel_as", "held", "group_state",
     "task_open", "replaced_by", "abandoned", "moved", "redone", "next_spec", "last_span",
     "merged",
+    "sampled",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 

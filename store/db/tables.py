@@ -109,10 +109,11 @@ class Session(NamespaceTable, table=True):
         moved: 1 since a drained node gave it away, until its next activation.
         redone: 1 if what is done before the next model call may have been done before, since the last one, by a process
             that died or from which the session was taken.
-        merged: runs whose inputs are a part of the current one: `[run_id, trace_id, parent_span_id]` of each.
+        merged: runs whose inputs are a part of the current one: `[run_id, trace_id, parent_span_id, sampled]` of each.
         next_spec: `{"spec", "placement"}` that it goes on with as soon as its current run has ended.
         last_span: `TRACE-SPAN` of the run that its next one goes on from: its last one, or that of the sub-agent whose
             task is started again in it; empty before there is one.
+        sampled: see `Run`; of the current run.
     """
 
     __tablename__ = "session"
@@ -202,6 +203,7 @@ class Session(NamespaceTable, table=True):
     last_span: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
     merged: list[Any] | None = json_column()
     background: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    sampled: int | None = number_column(None)
 
 
 class Run(NamespaceTable, table=True):
@@ -211,6 +213,7 @@ class Run(NamespaceTable, table=True):
         digest: tells the same input from another under one id.
         request_id: of the client's request that brought it, which may arrive again after the session is removed.
         merged_into: the run that its input is a part of; empty for none.
+        sampled: 1 if the caller whose trace it is in records that, 0 if not; None for a trace of the run's own.
     """
 
     __tablename__ = "run"
@@ -233,6 +236,7 @@ class Run(NamespaceTable, table=True):
     finished_at: int = number_column()
     request_id: str = text_column("")
     merged_into: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
+    sampled: int | None = number_column(None)
 
 
 class Message(NamespaceTable, table=True):

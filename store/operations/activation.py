@@ -153,7 +153,8 @@ def work_with(
     return Work(
         session_id=row.session_id, incarnation=row.incarnation, epoch=row.epoch, batch_no=row.batch_no,
         after_seq=after_seq, seq=row.seq, root_id=row.root_id, depth=row.depth, run_id=row.run_id,
-        round=row.round, trace_id=row.trace_id, wait=row.wait, model_error=row.wait_error,
+        round=row.round, trace_id=row.trace_id, sampled=row.recorded, wait=row.wait,
+        model_error=row.wait_error,
         cancel=row.cancel_reason, messages=tuple(messages), calls=tuple(calls), inbox=tx.inbox(row),
         budgeted=row.accounts is not None, redone=bool(row.redone),
     )  # fmt: skip
@@ -284,13 +285,13 @@ def resume(tx: Transaction, session_id: str) -> bool:
     tx.changed(row)
     row.status, row.error, row.deaths, row.stuck = "idle", None, [], 0
     row.progress_at_death = row.progress
-    tx.append(row, events.SessionResumed())
+    tx.append(row, events.SessionResumed(last_run=row.span_before))
     return True
 
 
 def quarantine(tx: Transaction, row: SessionRow, rule: str, reason: str) -> None:
     """Give a session up: its run ends, its parent gets a typed result, its siblings go on."""
-    tx.append(row, events.SessionQuarantined(rule=rule, reason=reason))
+    tx.append(row, events.SessionQuarantined(rule=rule, reason=reason, last_run=row.span_before))
     error = {"code": "quarantined", "message": reason, "session_id": row.session_id}
     end_without_agent(tx, row, "quarantined", error, hold=False)
     end_queued(tx, row, "quarantined", reason)

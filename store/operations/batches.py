@@ -200,6 +200,7 @@ def _start_run(tx: Transaction, row: SessionRow, run_id: str, merged: tuple[str,
     payload = item.payload
     row.run_id, row.round, row.run_usage, row.run_started_at = run_id, 0, None, tx.now
     row.trace_id, row.parent_span_id = payload["trace_id"], payload["parent_span_id"]
+    row.recorded = payload.get("sampled")
     row.active, row.status = 1, "running"
     row.cancel_reason = row.cancel_as = row.held = row.group_state = None
     row.children_open = row.calls_open = row.aborted = 0

@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, func, literal_column, select
 
 from understudy import events
 from understudy.errors import RunConflict, SessionClosed, SessionConflict
-from understudy.identifiers import child_identifier, digest, run_link, tool_span_identifier, trace_identifier
+from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
 from understudy.messages import encodable
 from understudy.records import LEASE_SECONDS, Spawn
 
@@ -125,7 +125,7 @@ def create_session(
         row.parent_id, row.root_id, row.depth = parent.session_id, parent.root_id, parent.depth + 1
         row.parent_run_id, row.task_open = parent.run_id, TASK_AT_WORK
         row.start_order = replaces.start_order if replaces else parent.seq
-        row.last_span = run_link(parent.trace_id, replaces.session_id, TASK) if replaces else ""
+        row.last_span = replaces.last_span if replaces else ""
     tx.create(row, spec, metadata)
     event = events.SessionCreated(
         depth=row.depth, call_id=call_id, restart=restart_number, forked_from=origin, forked_at=forked
@@ -136,11 +136,12 @@ def create_session(
 
 def accept(
     tx: Transaction, session_id: str, run_id: str, content: Any, *, trace_id: str = "", parent_span_id: str = "",
-    source: str = "client", request_id: str = "", child_id: str = "", command: str = "",
+    sampled: bool | None = None, source: str = "client", request_id: str = "", child_id: str = "", command: str = "",
 ) -> bool:  # fmt: skip
     """Accept an input as a run; True when it is new, False when the same one was accepted before.
 
     Args:
+        sampled: whether the caller whose trace it is records that; None for a trace of the run's own.
         request_id: of the client's request: also False if that was accepted by a session that had the id before.
         child_id, command: the sub-agent, or the command, whose end it tells.
 
@@ -165,11 +166,14 @@ def accept(
         RUN,
         {"session_id": session_id, "run_id": run_id, "digest": fingerprint, "content": content, "source": source,
          "status": "queued", "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now,
-         "request_id": request_id},
+         "request_id": request_id, "sampled": None if sampled is None else int(sampled)},
     )  # fmt: skip
-    event = events.RunAccepted(run_id=run_id, trace_id=trace_id, source=source, parent_span_id=parent_span_id)
+    event = events.RunAccepted(
+        run_id=run_id, trace_id=trace_id, sampled=sampled, source=source, parent_span_id=parent_span_id
+    )
     tx.append(row, event)
     payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}
+    payload |= {} if sampled is None else {"sampled": sampled}
     payload |= {"child_id": child_id} if child_id else {"command": command} if command else {}
     tx.put_inbox(row, "input", run_id, payload)
     if row.wait == "idle":
@@ -262,7 +266,7 @@ def start_again(tx: Transaction, parent: SessionRow, ended: SessionRow, delay: i
     ended.replaced_by = child_id
     event = events.ChildRestarted(
         call_id=ended.call_id, child_id=child_id, lost_id=ended.session_id, restart=number, delay=delay,
-        status=ended.status,
+        status=ended.status, lost_run=ended.last_span,
     )  # fmt: skip
     tx.append(parent, event)
     tx.update_call(
@@ -293,7 +297,7 @@ def _begin(
     if delay:
         pause(tx, tx.session(child_id), delay)
     accept(
-        tx, child_id, TASK, task, trace_id=parent.trace_id, source="parent",
+        tx, child_id, TASK, task, trace_id=parent.trace_id, sampled=parent.recorded, source="parent",
         parent_span_id=tool_span_identifier(parent.session_id, call_id),
     )  # fmt: skip
 

@@ -92,6 +92,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     row.cancel_reason = row.cancel_as = row.held = row.group_state = None
     row.round = row.children_open = row.calls_open = row.aborted = 0
     row.trace_id = row.parent_span_id = ""
+    row.sampled = None
     _rest(row)
     for child in reversed(had_children):  # after the run is gone from the row, so that what they still say is dropped
         _leave(tx, child, ENDED)
@@ -377,8 +378,9 @@ def _end_queued_run(
     tx.append(
         row,
         events.RunFinished(
-            run_id=item.key, trace_id=item.payload["trace_id"], status=status, error_code=status,
-            error_message=reason[: events.ERROR_UNCUT], parent_span_id=item.payload["parent_span_id"],
+            run_id=item.key, trace_id=item.payload["trace_id"], sampled=item.payload.get("sampled"), status=status,
+            error_code=status, error_message=reason[: events.ERROR_UNCUT],
+            parent_span_id=item.payload["parent_span_id"],
         ),
     )  # fmt: skip
     # One that is in a frame has begun with what is cancelled here, and rests when it finds that out (`commit`).
@@ -419,7 +421,7 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     row.closed = 1
     row.task_open = 0 if row.task_open == TASK_LINKED else row.task_open
     wakeups.drop_all(tx, row)
-    tx.append(row, events.SessionClosed(reason=reason))
+    tx.append(row, events.SessionClosed(reason=reason, last_run=row.span_before))
     end_queued(tx, row, "cancelled", reason)
     _leave_background(tx, row, reason)
     request_cancel(tx, row, reason)

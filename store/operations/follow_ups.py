@@ -21,11 +21,14 @@ def merge(tx: Transaction, row: SessionRow, inputs: list[InboxItem]) -> None:
     merged = []
     for item in inputs:
         payload = item.payload
-        merged.append([item.key, payload["trace_id"], payload["parent_span_id"]])
+        merged.append([item.key, payload["trace_id"], payload["parent_span_id"], payload.get("sampled")])
         where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row.session_id, RUN.c.run_id == item.key)
         tx.read(update(RUN).where(*where).values(status="running", merged_into=row.run_id), row.session_id)
         queued = tx.now - payload["accepted_at"]
-        event = events.RunMerged(run_id=item.key, trace_id=payload["trace_id"], into=row.run_id or "", queued=queued)
+        event = events.RunMerged(
+            run_id=item.key, trace_id=payload["trace_id"], sampled=payload.get("sampled"), into=row.run_id or "",
+            queued=queued,
+        )  # fmt: skip
         tx.append(row, event)
     tx.take_inbox(row, [item.id for item in inputs])
     row.merged = [*(row.merged or ()), *merged] or None
@@ -46,7 +49,7 @@ def end(tx: Transaction, row: SessionRow, status: str, finish: Finish, error: di
         status, error: how the run ended; `finish` is how its agent wanted it to.
     """
     into, merged = row.run_id or "", row.merged or ()
-    for run_id, trace_id, parent_span_id in merged:
+    for run_id, trace_id, parent_span_id, *sampled in merged:  # one that an earlier version began lacks the last
         tx.update_run(
             row.session_id, run_id, status=status, text=storable(finish.text), output=finish.output, error=error,
             rounds=0, usage=None, started_at=0, finished_at=tx.now,
@@ -54,7 +57,8 @@ def end(tx: Transaction, row: SessionRow, status: str, finish: Finish, error: di
         tx.append(
             row,
             events.RunFinished(
-                run_id=run_id, trace_id=trace_id, parent_span_id=parent_span_id, status=status,
+                run_id=run_id, trace_id=trace_id, sampled=sampled[0] if sampled else None,
+                parent_span_id=parent_span_id, status=status,
                 error_code=(error or {}).get("code", ""),
                 error_message=(error or {}).get("message", "")[: events.ERROR_UNCUT],
                 links=[run_link(row.trace_id, row.session_id, into)], merged_into=into,

@@ -52,9 +52,11 @@ def request_key(row: SessionRow) -> str:
     return f"{wait_key(row.session_id, row.run_id or '', row.round)}/{row.wait_attempt}"
 
 
-SELECT_TRACE = select(RUN.c.trace_id).where(
+_OF_RUN = (
     RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
-)
+)  # fmt: skip
+SELECT_TRACE = select(RUN.c.trace_id).where(*_OF_RUN)
+SELECT_SAMPLED = select(RUN.c.sampled).where(*_OF_RUN)
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,16 @@ def answer(
     row.tokens_used += tokens
     row.cost_used += got.usage.cost
     row.tokens_redone += tokens if redone else 0
+    in_run = row.run_id == run_id
+    trace_id, sampled = (row.trace_id, row.recorded) if in_run else _trace_of(tx, session_id, run_id)
     shared: dict[str, Any] = {
         "run_id": run_id, "round": round_number, "request_key": key, "attempt": attempt, "model": model,
         "provider": got.provider, "started_at": got.started_at, "duration": got.duration, "retries": got.retries,
         "waited": dict(got.waited) or None, "retried": dict(got.retried) or None,
         "chunk_times": list(got.chunk_times) or None, "currency": got.currency,
-        "trace_id": row.trace_id if row.run_id == run_id else _trace_of(tx, session_id, run_id),
-        "late": not current or attempt < row.wait_attempt,
+        "trace_id": trace_id, "sampled": sampled,
+        "late": not current or attempt < row.wait_attempt, "server_address": got.server_address,
+        "server_port": got.server_port, "parameters": got.parameters,
     }  # fmt: skip
     event: events.Event
     if failed:
@@ -196,10 +201,11 @@ def _response_of(body: dict[str, Any]) -> tuple[str, str]:
     return body.get("profile", ""), body.get("response_id", "")
 
 
-def _trace_of(tx: Transaction, session_id: str, run_id: str) -> str:
-    """The trace of a run that has ended."""
-    found: str | None = tx.read_one(SELECT_TRACE, session_id, session=session_id, run=run_id)
-    return found or trace_identifier(session_id, run_id)
+def _trace_of(tx: Transaction, session_id: str, run_id: str) -> tuple[str, bool | None]:
+    """The trace of a run that has ended, and whether its caller records it."""
+    trace_id: str | None = tx.read_one(SELECT_TRACE, session_id, session=session_id, run=run_id)
+    sampled: int | None = tx.read_one(SELECT_SAMPLED, session_id, session=session_id, run=run_id)
+    return trace_id or trace_identifier(session_id, run_id), None if sampled is None else bool(sampled)
 
 
 def _facts(got: ModelAnswer) -> dict[str, Any]:

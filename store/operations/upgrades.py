@@ -80,7 +80,7 @@ def migrate(tx: Transaction, row: SessionRow) -> None:
     for account in tx.accounts.of(row.session_id):  # an import may have left less than the specification allows
         key = account["scope"], account["resource"]
         account["allowed"] += new[key] - old[key]
-    tx.append(row, events.SessionMigrated(changed=list(changed), spec_hash=spec["hash"]))
+    tx.append(row, events.SessionMigrated(changed=list(changed), spec_hash=spec["hash"], last_run=row.span_before))
     if row.active and row.wait is None:
         tx.wake(row)
 

@@ -29,6 +29,7 @@ from ..manifests import kuberay, lock, network, ours
 from ..manifests.faults import BY_NEWEST, BY_RULES, BY_SCHEMAS
 from ..manifests.generated import PATH, SOURCE, generated
 from ..manifests.objects import (
+    COLLECTED,
     DEVELOPMENT,
     GONE,
     OWN,
@@ -129,15 +130,23 @@ def reports(path: Path) -> Iterator[int]:
             yield node.lineno
 
 
-@pytest.mark.parametrize(("rules", "flows"), [([{}], network.FORBIDDEN), ([], network.NEEDED)])
-def test_every_flow_of_the_network_is_asked_for(rules: list[Manifest], flows: tuple[network.Flow, ...]) -> None:
+@pytest.mark.parametrize(
+    ("name", "rules", "flows"),
+    [
+        (OWN, [{}], network.FORBIDDEN), (OWN, [], network.NEEDED),
+        (COLLECTED, [{}], network.FORBIDDEN_TO_COLLECTOR), (COLLECTED, [], network.NEEDED_OF_COLLECTOR),
+    ],
+)  # fmt: skip
+def test_every_flow_of_the_network_is_asked_for(
+    name: str, rules: list[Manifest], flows: tuple[network.Flow, ...]
+) -> None:
     """Given one policy that lets everything through, or nothing, then each flow that must not be, or must be, is
     found."""
     spec = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "ingress": rules, "egress": rules}
-    others = [document for document in rendered(OWN) if document["kind"] != "NetworkPolicy"]
+    others = [document for document in rendered(name) if document["kind"] != "NetworkPolicy"]
     found = network.findings([*others, {"kind": "NetworkPolicy", "metadata": {"name": "one"}, "spec": spec}])
     for role, way, peer, port in flows:
-        whose = rf"network of RayJob/survey {role}: {way} {re.escape(peer.what)}, \w+ port {port}, "
+        whose = rf"network of \S+ {role}: {way} {re.escape(peer.what)}, \w+ port {port}, "
         assert any(re.match(whose, problem) for problem in found), (role, way, peer, port)
 
 
@@ -156,6 +165,7 @@ def test_manifests_are_split_as_promised() -> None:
     common = ["ConfigMap", "PodMonitor", "PrometheusRule"]
     assert kinds[DEVELOPMENT] == sorted([*common, "PersistentVolumeClaim", "RayCluster"])
     assert kinds[PRODUCTION] == sorted([*common, "NetworkPolicy", "PodDisruptionBudget", "RayCluster"])
+    assert kinds[COLLECTED] == sorted([*kinds[PRODUCTION], "Deployment", "Service"])
     assert kinds[OWN] == sorted([*common, "NetworkPolicy", "PodDisruptionBudget", "RayJob"])
     [(_, cluster)] = ray_clusters(rendered(PRODUCTION))
     [(_, of_job)] = ray_clusters(rendered(OWN))
@@ -177,7 +187,7 @@ def test_versions_are_the_same_everywhere() -> None:
     for name in RENDERED:
         for _, cluster in ray_clusters(rendered(name)):
             assert cluster["rayVersion"] == LOCKED["ray"].version
-        for pod in pods(rendered(name)):
+        for pod in [pod for pod in pods(rendered(name)) if pod.role != "collector"]:
             security = pod.spec["securityContext"]
             assert (str(security["runAsUser"]), str(security["runAsGroup"])) == user.groups()
             images = {container["image"] for container in pod.containers() if "image" in container}

@@ -368,6 +368,10 @@ def test_settings_name_what_cannot_be_used_and_doctor_says_where_spans_go() -> N
     assert where_spans_go(settings) == "to https://c:4317 over grpc"
     assert where_spans_go(Settings.from_environment({"OTEL_TRACES_EXPORTER": "none"})) == "none"
     assert "local files" in where_spans_go(Settings.from_environment({}))
+    sampled = {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}
+    assert where_spans_go(Settings.from_environment(sampled)).startswith(
+        "to local files, sampled by traceidratio of 0.25"
+    )
 
 
 def test_what_the_exporters_cost_is_paid_by_those_who_ask() -> None:

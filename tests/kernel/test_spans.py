@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from understudy.events import (
     EVENT_TYPES,
+    ChildRestarted,
     Event,
     InputReceived,
     ModelCallCompleted,
@@ -26,9 +28,14 @@ from understudy.events import (
     RunFinished,
     RunStarted,
     SessionActivated,
+    SessionClosed,
     SessionCrashed,
     SessionCreated,
+    SessionMigrated,
     SessionMoved,
+    SessionQuarantined,
+    SessionResumed,
+    ShutdownForced,
     ToolFinished,
     ToolStarted,
 )
@@ -39,7 +46,8 @@ from understudy.identifiers import (
     tool_span_identifier,
     trace_identifier,
 )
-from understudy.observability.spans import crash_span_identifier, spans_of
+from understudy.observability.session_spans import crash_span_identifier
+from understudy.observability.spans import spans_of
 from understudy.spec import Supervision
 
 from . import kernel as k
@@ -65,7 +73,21 @@ COMPLETED = ModelCallCompleted(
     response_id="resp-1",
     provider="openai",
     finish_reason="stop",
-    usage=[100, 20, 40, 0, False],
+    usage=[100, 20, 40, 0, False, 1_250, 8],
+    server_address="models.example",
+    server_port=8443,
+    parameters={
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "max_tokens": 100,
+        "seed": 7,
+        "n": 2,
+        "stop": ["END"],
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.2,
+        "reasoning_effort": "low",
+    },
     started_at=AT - 900_000,
     duration=800_000,
     first_chunk=250_000,
@@ -95,7 +117,25 @@ FINISHED = RunFinished(
     usage=[300, 60, 0, 0, False],
     parent_span_id="00f067aa0ba902b7",
 )
-ENDINGS: list[Event] = [COMPLETED, FAILED, REISSUED, TOOL, CRASHED, RESUMED, FINISHED]
+LAST_RUN = f"{'b' * 32}-{'c' * 16}"
+BEGUN = RunStarted(**ENVELOPE, queued=1_500_000)
+SHUTDOWN = ShutdownForced(**ENVELOPE, seq=11, waited=5_000_000, frame_id="f")
+RESTARTED = ChildRestarted(
+    **ENVELOPE, seq=12, call_id="r/2/0", child_id="c.1", lost_id="c", restart=1, delay=500_000, lost_run=LAST_RUN
+)
+IN_RUN: list[Event] = [
+    BEGUN, SHUTDOWN, RESTARTED, SessionQuarantined(**ENVELOPE, seq=13, rule="no_progress", reason="private"),
+    SessionClosed(**ENVELOPE, seq=14, reason="private"),
+]  # fmt: skip
+OUTSIDE: dict[str, Any] = {**ENVELOPE, "run_id": None, "trace_id": "", "round": 0}
+ALONE: list[Event] = [
+    SessionQuarantined(**OUTSIDE, seq=21, rule="max_restarts", reason="private", last_run=LAST_RUN),
+    SessionResumed(**OUTSIDE, seq=22, last_run=LAST_RUN),
+    SessionMigrated(**OUTSIDE, seq=23, changed=["model", "tools.lookup"], spec_hash="h", last_run=LAST_RUN),
+    SessionClosed(**OUTSIDE, seq=24, reason="private", last_run=LAST_RUN),
+    replace(RESTARTED, run_id=None, trace_id="", seq=25),
+]
+ENDINGS: list[Event] = [COMPLETED, FAILED, REISSUED, TOOL, CRASHED, RESUMED, FINISHED, *IN_RUN]
 
 
 def only_span(event: Event) -> ReadableSpan:
@@ -161,7 +201,7 @@ def test_every_span_says_whose_it_is() -> None:
 def test_span_ids_differ_between_things() -> None:
     """No two of the spans of a run share an id."""
     other_attempt = ModelCallCompleted(**ENVELOPE, request_key="s/r/2/3", attempt=3)
-    events = [COMPLETED, FAILED, TOOL, CRASHED, RESUMED, FINISHED, other_attempt]
+    events = [COMPLETED, FAILED, TOOL, CRASHED, RESUMED, FINISHED, other_attempt, *IN_RUN]
     assert len({span_id(only_span(event)) for event in events}) == len(events)
 
 
@@ -222,7 +262,21 @@ def test_a_model_call_is_a_chat_span_below_the_run() -> None:
             "gen_ai.usage.input_tokens": 100,
             "gen_ai.usage.output_tokens": 20,
             "gen_ai.usage.cache_read.input_tokens": 40,
+            "gen_ai.usage.cache_write.input_tokens": 8,
+            "gen_ai.usage.cost": 0.00125,
             "understudy.model.retries": 1,
+            "server.address": "models.example",
+            "server.port": 8443,
+            "gen_ai.request.temperature": 0.5,
+            "gen_ai.request.top_p": 0.9,
+            "gen_ai.request.top_k": 40,
+            "gen_ai.request.max_tokens": 100,
+            "gen_ai.request.seed": 7,
+            "gen_ai.request.choice.count": 2,
+            "gen_ai.request.stop_sequences": ("END",),
+            "gen_ai.request.frequency_penalty": 0.1,
+            "gen_ai.request.presence_penalty": 0.2,
+            "gen_ai.request.reasoning.level": "low",
         }.items()
     )
 
@@ -279,14 +333,74 @@ def test_a_crash_is_visible_and_the_recovery_links_to_it() -> None:
 
 def test_content_is_in_no_span() -> None:
     """Error texts may quote prompts and results; they stay in the store."""
-    assert b"private" not in payload(ENDINGS)
+    assert b"private" not in payload([*ENDINGS, *ALONE])
 
 
 def test_events_that_end_nothing_have_no_span() -> None:
-    """Starts and ordinary activations are told by the span that ends later; outside a run there is no trace."""
-    quiet = [RunAccepted, RunStarted, SessionCreated, ToolStarted, SessionActivated]
+    """Starts and ordinary activations are told by the span that ends later; outside a run only what is decided about a
+    session has a span."""
+    quiet = [RunAccepted, SessionCreated, ToolStarted, SessionActivated]
     assert [spans_of(kind(**ENVELOPE)) for kind in quiet] == [[]] * len(quiet)
-    assert [spans_of(kind(**{**ENVELOPE, "trace_id": ""})) for kind in EVENT_TYPES.values()] == [[]] * len(EVENT_TYPES)
+    shown = [kind for kind in EVENT_TYPES.values() if spans_of(kind(**{**ENVELOPE, "trace_id": ""}))]
+    assert shown == [
+        SessionMigrated, SessionQuarantined, SessionResumed, SessionClosed, ChildRestarted
+    ]  # fmt: skip
+
+
+def test_what_happens_to_a_session_in_a_run_is_below_the_run() -> None:
+    """Start, quarantine, forced shutdown, a sub-agent's restart, close: each has the run's span above it."""
+    for event in IN_RUN:
+        span = only_span(event)
+        assert parent_id(span) == run_span_identifier("s", "r")
+        assert span.end_time == AT * 1000
+    names = [only_span(event).name for event in IN_RUN]
+    assert names == ["start lead", "force_shutdown lead", "restart lead", "quarantine lead", "close lead"]
+    assert attributes(only_span(BEGUN))["understudy.run.waited"] == 1.5
+    assert only_span(SHUTDOWN).start_time == (AT - 5_000_000) * 1000
+    errors = [attributes(only_span(event)).get("error.type") for event in IN_RUN]
+    assert errors == [None, "shutdown_timeout", None, "no_progress", None]
+    assert (
+        attributes(only_span(RESTARTED)).items()
+        >= {
+            "understudy.restart.child_id": "c.1",
+            "understudy.restart.lost_id": "c",
+            "understudy.restart.number": 1,
+            "understudy.restart.delay": 0.5,
+        }.items()
+    )
+
+
+def test_what_happens_outside_a_run_is_a_trace_of_its_own() -> None:
+    """It has no parent, shares its trace with nothing, and links to the session's last run, if there was one."""
+    spans = [only_span(event) for event in ALONE]
+    assert [span.name for span in spans] == [
+        "quarantine lead", "resume lead", "migrate lead", "close lead", "restart lead",
+    ]  # fmt: skip
+    assert {parent_id(span) for span in spans} == {""}
+    assert len({span.context.trace_id for span in spans if span.context is not None}) == len(ALONE)
+    for span in spans:
+        assert [f"{link.context.trace_id:032x}-{link.context.span_id:016x}" for link in span.links] == [LAST_RUN]
+    assert only_span(SessionResumed(**OUTSIDE, seq=1)).links == ()
+    assert attributes(spans[2])["understudy.migrate.changed"] == ("model", "tools.lookup")
+
+
+def test_a_numeric_run_id_is_not_a_place_in_the_log() -> None:
+    """A run that its caller calls `22` shares no trace with what happened at place 22."""
+    alone = only_span(ALONE[1]).context
+    assert alone is not None
+    assert trace_identifier("s", "22") != f"{alone.trace_id:032x}"
+
+
+def test_who_makes_the_spans_is_said_with_version_and_schema() -> None:
+    """Resource and scope have Understudy's version, the scope the URL of the conventions."""
+    span = only_span(TOOL)
+    scope = span.instrumentation_scope
+    assert scope is not None
+    assert (scope.name, scope.version) == ("understudy", version("understudy"))
+    assert scope.schema_url == "https://opentelemetry.io/schemas/gen-ai/1.42.0"
+    assert span.resource.attributes["service.version"] == version("understudy")
+    (resource,) = encode_spans([span]).resource_spans
+    assert resource.scope_spans[0].schema_url == scope.schema_url
 
 
 # Everything that can happen, and what docs/traces.md says of it.
@@ -322,10 +436,15 @@ def test_every_attribute_is_documented() -> None:
     """The table of attributes is complete, and names none that does not exist."""
     table = documented().split("| attribute | of |")[1].split("\n## ")[0]
     told = {
-        name for line in table.splitlines() for name in re.findall(r"`((?:gen_ai|understudy|error)\.[\w.]+)`", line)
+        name
+        for line in table.splitlines()
+        for name in re.findall(r"`((?:gen_ai|understudy|error|server)\.[\w.]+)`", line)
     }
     found = {
-        name for event in [*ENDINGS, INPUT, MOVED, LATE] for span in spans_of(event, SAID) for name in attributes(span)
+        name
+        for event in [*ENDINGS, *ALONE, INPUT, MOVED, LATE]
+        for span in spans_of(event, SAID)
+        for name in attributes(span)
     }
     assert found == told
 

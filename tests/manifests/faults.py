@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .collector_faults import OF_THE_COLLECTOR
 from .network_faults import IN_THE_NETWORK
 from .objects import DEVELOPMENT, GONE, ON, OWN, PRODUCTION, Fault
 
@@ -235,6 +236,7 @@ BY_RULES: list[Fault] = [
     (PRODUCTION, "ConfigMap/understudy-fleet", "data", {"fleet.json": "{}"}, "no uid or no title"),
     (PRODUCTION, "ConfigMap/understudy-fleet", "data.more", "x" * 300_000, "too large for `kubectl apply`"),
     *IN_THE_NETWORK,
+    *OF_THE_COLLECTOR,
 ]  # fmt: skip
 
 BY_NEWEST: list[Fault] = [

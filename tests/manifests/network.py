@@ -56,6 +56,10 @@ CLOUDS = (
 )
 """AWS, Azure, Google and others; Alibaba; Azure's own; Oracle; AWS by IPv6."""
 
+WORKER = Peer("a worker of ours", {**OURS, "app.kubernetes.io/component": "worker"})
+HEAD = Peer("our head", {**OURS, "app.kubernetes.io/component": "head"})
+COLLECTOR = Peer("the collector", {"app.kubernetes.io/name": "understudy-collector"})
+
 Flow = tuple[str, str, Peer, int]
 """Role of our pod, `to` or `from`, the peer, the port (TCP; DNS is UDP, too)."""
 
@@ -101,15 +105,37 @@ FORBIDDEN: tuple[Flow, ...] = (
     ("submitter", "to", INTERNET, 443),
 )
 
+NEEDED_OF_COLLECTOR: tuple[Flow, ...] = (
+    ("worker", "to", COLLECTOR, 4318),
+    ("collector", "from", WORKER, 4318),
+    *(("collector", "to", peer, 53) for peer in (DNS, NODE_DNS)),
+    ("collector", "to", OPENSHIFT_DNS, 5353),
+    *(("collector", "to", peer, 443) for peer in (INTERNET, INTERNET_6)),
+)
+"""Where there is one."""
+
+FORBIDDEN_TO_COLLECTOR: tuple[Flow, ...] = (
+    *(("collector", "from", peer, 4318) for peer in (STRANGER, HEAD, INTERNET)),
+    ("worker", "to", COLLECTOR, 22),
+    *(("collector", "to", peer, 443) for peer in (*CLOUDS, *AROUND)),
+    ("collector", "to", OWN, 8265),
+    ("collector", "to", STRANGER, 5432),
+    ("collector", "to", FALSE_DNS, 53),
+    *(("collector", "to", INTERNET, port) for port in (22, 53)),
+)
+
 
 def findings(documents: list[Manifest]) -> list[str]:
     """What the policies keep back that is needed, and what they let through that is not; nothing without policies."""
     policies = of_kind(documents, "NetworkPolicy")
     if not policies:
         return []
-    found = []
-    for pod in pods(documents):
-        for wanted, flows in ((True, NEEDED), (False, FORBIDDEN)):
+    found, listed = [], pods(documents)
+    needed, forbidden = NEEDED, FORBIDDEN
+    if any(pod.role == "collector" for pod in listed):
+        needed, forbidden = needed + NEEDED_OF_COLLECTOR, forbidden + FORBIDDEN_TO_COLLECTOR
+    for pod in listed:
+        for wanted, flows in ((True, needed), (False, forbidden)):
             for role, way, peer, port in flows:
                 for protocol in ("TCP", "UDP") if port in DNS_PORTS else ("TCP",):
                     if role == pod.role and passes(policies, pod, way, peer, port, protocol) is not wanted:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +16,14 @@ import yaml
 Manifest = dict[str, Any]
 
 KUBERNETES = Path(__file__).parent.parent.parent / "k8s"
-DEVELOPMENT, PRODUCTION, ON, OWN = RENDERED = (
+DEVELOPMENT, PRODUCTION, ON, OWN, COLLECTED = RENDERED = (
     "overlays/development",
     "overlays/production",
     "jobs/on-cluster",
     "jobs/own-cluster",
+    "overlays/production+components/collector",
 )
-"""What people apply."""
+"""What people apply: folders of `k8s`, the last one as an overlay of theirs with a component."""
 
 GONE: Any = object()
 """Instead of a value: the field is taken out."""
@@ -35,10 +38,18 @@ TOKEN_KEY = "auth_token"
 
 def render(name: str) -> list[Manifest]:
     """What `kubectl kustomize` makes of one of `RENDERED`."""
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(KUBERNETES / name)], capture_output=True, text=True, timeout=RENDER_SECONDS,
-        check=False,
-    )  # fmt: skip
+    resource, *components = [KUBERNETES / part for part in name.split("+")]
+    with tempfile.TemporaryDirectory() as folder:
+        overlay = Path(folder).resolve() if components else resource
+        if components:  # kustomize takes folders elsewhere by relative paths only
+            own = {
+                "resources": [os.path.relpath(resource, overlay)],
+                "components": [os.path.relpath(component, overlay) for component in components],
+            }
+            (overlay / "kustomization.yaml").write_text(yaml.safe_dump(own))
+        done = subprocess.run(
+            ["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, timeout=RENDER_SECONDS, check=False
+        )
     if done.returncode != 0:
         raise ValueError(f"{name}: {done.stderr.strip()}")
     return [document for document in yaml.safe_load_all(done.stdout) if document]
@@ -69,7 +80,7 @@ class Pod:
 
     Attributes:
         owner: what makes them.
-        role: `head`, `worker` or `submitter`.
+        role: `head`, `worker`, `submitter` or `collector`.
         least: how many there are at least.
         start: parameters of `ray start`.
     """
@@ -105,11 +116,11 @@ class Pod:
             for port in container.get("ports", [])
             if "name" in port
         }
-        return {"metrics": 8080, **found} if self.role != "submitter" else found
+        return {"metrics": 8080, **found} if self.role in ("head", "worker") else found
 
 
 def pods(documents: Iterable[Manifest]) -> list[Pod]:
-    """The pods that the operator makes of these."""
+    """The pods that the operator and Kubernetes make of these."""
     listed = list(documents)
     found = []
     for owner, cluster in ray_clusters(listed):
@@ -122,6 +133,9 @@ def pods(documents: Iterable[Manifest]) -> list[Pod]:
         template = job["spec"].get("submitterPodTemplate")
         if template is not None:
             found.append(Pod(named(job), "submitter", _with_token(template, job["spec"].get("rayClusterSpec") or {})))
+    for deployment in of_kind(listed, "Deployment"):
+        spec = deployment["spec"]
+        found.append(Pod(named(deployment), "collector", spec["template"], spec.get("replicas", 1)))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -50,6 +51,7 @@ def findings(documents: list[Manifest], provided: Secrets) -> list[str]:
         found += [f"{owner}: {problem}" for problem in _scaling(cluster, documents)]
     found += _images(pods(documents))
     found += _selectors(documents)
+    found += _services(documents)
     for document in documents:
         found += [f"{named(document)}: {problem}" for problem in _clear_secrets(document)]
     for document in of_kind(documents, "ConfigMap"):
@@ -70,7 +72,7 @@ def _rights(pod: Pod) -> Iterator[str]:
         if not own.get("readOnlyRootFilesystem"):
             yield f"{name} may write its image"
         mounted = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
-        if not mounted.issuperset(WRITABLE):
+        if pod.role != "collector" and not mounted.issuperset(WRITABLE):
             yield f"{name} lacks a place to write: {', '.join(sorted(set(WRITABLE) - mounted))}"
 
 
@@ -216,7 +218,7 @@ def _metrics_port(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
 
 def _store(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
     """A SQLite file is on a volume of the head, where all work is done; with PostgreSQL none is done there."""
-    if pod.role == "submitter" or not _settings(documents):
+    if pod.role in ("submitter", "collector") or not _settings(documents):
         return
     dsn = _settings(documents).get("UNDERSTUDY_STORE", "postgresql://")
     cpus = str(pod.start.get("num-cpus", ""))
@@ -250,8 +252,9 @@ def _bytes(pod: Pod) -> float:
 
 def _images(found: list[Pod]) -> Iterator[str]:
     images = {container.get("image", "") for pod in found for container in pod.containers()}
-    if len(images) > 1:
-        yield f"several images: {', '.join(sorted(images))}"
+    ours = {container.get("image", "") for pod in found for container in pod.containers() if pod.role != "collector"}
+    if len(ours) > 1:
+        yield f"several images: {', '.join(sorted(ours))}"
     for image in images:
         name, _, tag = image.rpartition(":")
         if not name or tag == "latest" or "/" in tag:
@@ -279,6 +282,36 @@ def _selectors(documents: list[Manifest]) -> Iterator[str]:
             yield f"{named(document)}: no pod may ever be taken away: {wanted} of {least}"
         elif wanted < 1:
             yield f"{named(document)}: all may be taken away at once"
+
+
+def _services(documents: list[Manifest]) -> Iterator[str]:
+    """A Service leads to a port of some pod, and spans are sent to a port of a Service that is there."""
+    ports = {}
+    for service in of_kind(documents, "Service"):
+        meant = [pod for pod in pods(documents) if selects({"matchLabels": service["spec"]["selector"]}, pod.labels)]
+        known = {known for pod in meant for item in pod.ports().items() for known in item}
+        for port in service["spec"]["ports"]:
+            ports[service["metadata"]["name"], port["port"]] = port
+            if port.get("targetPort", port["port"]) not in known:
+                yield f"{named(service)}: no pod has the port {port.get('targetPort', port['port'])}"
+    endpoint = urlsplit(_settings(documents).get("OTEL_EXPORTER_OTLP_ENDPOINT", ""))
+    if endpoint.hostname and "." not in endpoint.hostname and (endpoint.hostname, endpoint.port) not in ports:
+        yield f"spans are sent to {endpoint.netloc}, and no Service has that port"
+
+
+def _collector(text: str) -> Iterator[str]:
+    """The configuration of a collector: what its pipelines name is defined, and nothing comes in before the limit."""
+    config = yaml.safe_load(text)
+    for name, pipeline in config["service"]["pipelines"].items():
+        for kind in ("receivers", "processors", "exporters"):
+            for part in pipeline.get(kind) or [f"no {kind}"]:
+                if part not in config.get(kind, {}):
+                    yield f"pipeline {name} has {part}, which is not defined"
+        if (pipeline.get("processors") or [""])[0] != "memory_limiter":
+            yield f"pipeline {name} does not begin with memory_limiter"
+    for extension in config["service"].get("extensions", []):
+        if extension not in config.get("extensions", {}):
+            yield f"extension {extension} is not defined"
 
 
 def _clear_secrets(value: Any, name: str = "") -> Iterator[str]:
@@ -318,6 +351,8 @@ def _is_clear(name: str, value: str) -> bool:
 def _config_map(document: Manifest) -> Iterator[str]:
     if len(json.dumps(document)) > APPLIED_BYTES:
         yield "too large for `kubectl apply`"
+    if "collector.yaml" in (document.get("data") or {}):
+        yield from _collector(document["data"]["collector.yaml"])
     if (document["metadata"].get("labels") or {}).get("grafana_dashboard") != "1":
         if any(key.endswith(".json") for key in document.get("data") or {}):
             yield "Grafana finds dashboards by the label grafana_dashboard"

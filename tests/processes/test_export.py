@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from understudy.errors import InvalidInput
-from understudy.events import Event, ModelCallCompleted, ModelCallReissued, RunStarted, ToolFinished
+from understudy.events import Event, ModelCallCompleted, ModelCallReissued, RunAccepted, ToolFinished
 from understudy.identifiers import run_span_identifier, tool_span_identifier
 from understudy.observability.export import Export
 from understudy.observability.exporters import span_exporter
@@ -233,7 +233,7 @@ async def test_batches_are_bounded_and_in_order() -> None:
 async def test_events_without_spans_move_the_cursor(caplog: pytest.LogCaptureFixture) -> None:
     """Quiet events, and one that can't be shown, neither reach the sink nor hold up the next."""
     damaged = tool_event(2, trace_id="not hexadecimal")
-    journal = Journal([RunStarted(trace_id=TRACE, writer_seq=1), damaged])
+    journal = Journal([RunAccepted(trace_id=TRACE, writer_seq=1), damaged])
     sink = Sink()
     await exporter(journal, sink).close()
     assert sink.batches == []

@@ -39,6 +39,7 @@ from understudy.wakeups import SCHEDULE_WAKEUP
 
 from . import approvals, jobs, operator
 from .moments import Moments
+from .spans import caller_of
 from .streams import Heard
 from .tools import BLOBS
 
@@ -247,7 +248,8 @@ class Client:
     async def _send(self, action: Action) -> None:
         self.sent[action.what["run_id"]] = action.what["content"]
         try:
-            await self.request("send", self.session_id, action.what, new_identifier(), session_id=self.session_id)
+            run = {**action.what, **caller_of(self.session_id, action.what["run_id"])}
+            await self.request("send", self.session_id, run, new_identifier(), session_id=self.session_id)
         except SessionClosed:
             self.refused.append(action.what["run_id"])
         else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
+
+from understudy.identifiers import digest, span_identifier
 
 
 class Collector:
@@ -61,6 +63,21 @@ class Collector:
         return True
 
 
+def caller_of(session_id: str, run_id: str) -> dict[str, Any]:
+    """The span that an input comes from: of a caller that records its trace, of one that does not, or none."""
+    picked = int(digest("caller", session_id, run_id, size=1), 16) % 3
+    if not picked:
+        return {}
+    trace_id = digest("trace of a caller", session_id, run_id)
+    return {"trace_id": trace_id, "parent_span_id": span_identifier(trace_id), "sampled": picked == 1}
+
+
+def unrecorded(sent: Iterable[tuple[str, str]]) -> set[int]:
+    """The traces that callers of these inputs (session, run) do not record: no service may export anything of them."""
+    callers = [caller_of(*one) for one in sent]
+    return {int(caller["trace_id"], 16) for caller in callers if caller and not caller["sampled"]}
+
+
 def key_of(span: ReadableSpan) -> tuple[int, int]:
     """Its ids."""
     context: Any = span.context
@@ -69,4 +86,7 @@ def key_of(span: ReadableSpan) -> tuple[int, int]:
 
 def text_of(span: ReadableSpan) -> str:
     """All that it says."""
-    return f"{span.name} {span.start_time} {span.end_time} {sorted((span.attributes or {}).items())}"
+    parent = f"{span.parent.span_id:016x}" if span.parent is not None else "nothing"
+    links = [f"{link.context.trace_id:032x}-{link.context.span_id:016x}" for link in span.links]
+    attributes = sorted((span.attributes or {}).items())
+    return f"{span.name} {span.start_time} {span.end_time} below {parent}, from {links}: {attributes}"

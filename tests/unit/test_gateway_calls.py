@@ -34,8 +34,9 @@ ORIGIN = CallOrigin("s", 1, "r", 1, 1, "", "s", "p", "m")
 REQUEST = ModelRequest(wait_key="s/r/1", profile="p", model="m", messages=b'[{"role":"user","content":"hi"}]')
 PROFILE = ModelProfile("p", "sk-secret-0123456789", "http://127.0.0.1:1/v1", prices={"m": Price(1, 2, 3)})
 ANSWER = ModelAnswer(
-    content="half \ud83d", tool_calls=(("1", "t", "{}"),), usage=Usage(3, 4), started_at=5, extra={"n": 1 << 80}
-)
+    content="half \ud83d", tool_calls=(("1", "t", "{}"),), usage=Usage(3, 4), started_at=5, extra={"n": 1 << 80},
+    server_address="127.0.0.1", server_port=1,
+)  # fmt: skip
 RESPONSE, ANOTHER = KeptResponse("resp-1", "p", "m"), KeptResponse("resp-2", "p", "m")
 
 
