@@ -101,6 +101,8 @@ class SessionRow(ActiveSession):
     cost_used: int = 0
     last_span: str = ""
     merged: list[Any] | None = None
+    ended_at: int = 0
+    ended_as: str = ""
 
     @property
     def response(self) -> KeptResponse | None:
