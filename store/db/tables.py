@@ -120,7 +120,7 @@ class Session(NamespaceTable, table=True):
     __tablename__ = "session"
     __table_args__ = (
         Index("session_parent", "namespace", "parent_id", "created_at"),
-        Index("session_root", "namespace", "root_id"),
+        Index("session_root", "namespace", "root_id", "created_at"),
         Index("session_live", "namespace", "active", "node_id"),
         Index("session_created", "namespace", "created_at"),
         Index("session_task", "namespace", "parent_id", "task_open"),

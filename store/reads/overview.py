@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlalchemy import Connection, and_, case, func, or_, select
+from sqlalchemy import Connection, case, func, or_, select
 
 from understudy.errors import InvalidInput
 from understudy.event_wire import EventWire
@@ -145,8 +145,9 @@ def page(
 ) -> SessionPage:
     """A page of sessions, the latest first.
 
-    A search looks at `SCANNED` sessions at a time, so that a page can have fewer than `limit`, and yet a next one. Of
-    `agent`, `root_id` and the times an index finds those that it looks at; the others choose among these.
+    A search looks at `SCANNED` sessions at a time, so that a page can have fewer than `limit`, and yet a next one. An
+    index finds those that it looks at: by the time, and if that is `created_at` by `agent` or `root_id` too. The other
+    conditions choose among these.
 
     Args:
         text: only sessions whose id, agent or tree has it, in any case.
@@ -165,17 +166,20 @@ def page(
         raise InvalidInput(f"sessions are ordered by created_at or ended_at, not by {by!r}")
     time = SESSION.c[by]
     here = [SESSION.c.namespace == namespace]
-    here += [SESSION.c.agent == agent] if agent else []
-    here += [SESSION.c.root_id == root_id] if root_id else []
+    exact = {name: value for name, value in (("agent", agent), ("root_id", root_id)) if value}
+    indexed = by == "created_at"  # by an index of both
+    here += [SESSION.c[name] == value for name, value in exact.items()] if indexed else []
     earliest = since or (1 if by == "ended_at" else 0)
     here += [time >= earliest] if earliest else []
-    here += [time <= until] if until else []
-    if cursor is not None:
-        at, last = cursor
-        here += [time <= at, or_(time < at, and_(time == at, SESSION.c.session_id > last))]
+    # One bound on each side: with a second one SQLite takes the index of the time alone.
+    latest = min(filter(None, (until, cursor[0] if cursor else 0)), default=0)
+    here += [time <= latest] if latest else []
+    here += [or_(time != cursor[0], SESSION.c.session_id > cursor[1])] if cursor else []
     order = (time.desc(), SESSION.c.session_id)
     few = select(*INFO_COLUMNS).where(*here).order_by(*order).limit(SCANNED).subquery()
     found = select(few).order_by(few.c[by].desc(), few.c.session_id).limit(limit)
+    if not indexed:
+        found = found.where(*(few.c[name] == value for name, value in exact.items()))
     if text:
         wanted = text.lower()
         holds = (

@@ -78,7 +78,7 @@ function state({ services, drain }) {
 }
 
 function makeNode() {
-  return h("tr", null, HEADS.map((name, place) => h(place ? "td" : "th", place ? null : { scope: "row", class: "mono" })));
+  return h("tr", null, HEADS.map((name, place) => h(place ? "td" : "th", place ? { "data-name": name || null } : { scope: "row", class: "mono" })));
 }
 
 function updateNode(element, node, mayAct, change) {

@@ -13,3 +13,7 @@ AND run.session_id = session.session_id AND run.finished_at = session.ended_at),
 CREATE INDEX session_ended ON session (namespace, ended_at);
 
 CREATE INDEX session_agent ON session (namespace, agent, created_at);
+
+DROP INDEX session_root;
+
+CREATE INDEX session_root ON session (namespace, root_id, created_at);
