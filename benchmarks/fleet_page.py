@@ -26,7 +26,7 @@ from understudy.protocol import unpacked
 from understudy.store.operations import activation
 
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
-LISTED = "document.querySelectorAll('table[aria-label=\"All sessions\"] tbody tr').length > 0 && performance.now()"
+LISTED = 'table[aria-label="All sessions"] tbody tr'
 
 
 class ServiceSource:
@@ -124,7 +124,8 @@ async def _opened(browser: Browser, url: str, seconds: float) -> dict[str, float
     network.on("Network.requestWillBeSent", asked)
     network.on("Network.dataReceived", received)
     await page.goto(url)
-    listed = await (await page.wait_for_function(LISTED)).json_value()
+    await page.locator(LISTED).first.wait_for()
+    listed = await page.evaluate("performance.now()")
     painted = await page.evaluate(PAINTED)
     at_first, before = (requests, sent), psutil.Process().cpu_times()
     await asyncio.sleep(seconds)
