@@ -138,7 +138,7 @@ async def test_who_logs_in_can_answer_and_close(tmp_path: Path) -> None:
         await page.get_by_role("button", name="Leave it").click()
         await page.get_by_role("button", name="Answer …").click()
         await page.get_by_label("The call's result").fill("green")
-        await page.get_by_role("button", name="Send").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Send").click()
         assert (await kernel.end("s"))["text"] == "thanks"
         assert any(message["content"] == "green" for message in await kernel.messages("s"))
         await expect(page.locator(".asks")).to_have_count(0)
