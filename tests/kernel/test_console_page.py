@@ -233,7 +233,7 @@ async def test_narrow_and_dark_pages_have_no_sideways_scrolling(tmp_path: Path) 
         await page.keyboard.press("/")
         await page.keyboard.type("rather")
         await expect(page.locator("tbody tr:visible")).to_have_count(1)
-        await page.locator("tbody a").focus()
+        await page.locator("tbody td.c-agent a").focus()
         await page.keyboard.press("Enter")
         await expect(page.locator(".row.chosen")).to_have_count(1)
 
