@@ -27,6 +27,7 @@ from commits import commits
 from comparison import calls, peers
 from creation import cold, memory, standby
 from density import density
+from fleet_page import fleet_page
 from harness import Bench, Row
 from history import history
 from recovery import kill, kill_many
@@ -57,6 +58,7 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "budget": budget,
     "commits": commits,
     "scrape": scrape,
+    "page": fleet_page,
     "waiting": waiting,
     "stalls": stalls,
 }

@@ -43,9 +43,9 @@ async def _measure(bench: Bench) -> list[Row]:
         )
         service.homes.nodes = ["node"]
         await service.projection.adoption.look()  # what it shows is there from the start
-        await _sessions(service, 0, FEW)
+        await add_sessions(service, 0, FEW)
         few_series, few_times, few_count = await _scraped(service, number)
-        await _sessions(service, FEW, many)
+        await add_sessions(service, FEW, many)
         bench.say(f"{many} sessions are there")
         series, times, count = await _scraped(service, number)
     finally:
@@ -59,7 +59,8 @@ async def _measure(bench: Bench) -> list[Row]:
     ]
 
 
-async def _sessions(service: NodeService, first: int, until: int) -> None:
+async def add_sessions(service: NodeService, first: int, until: int) -> None:
+    """Sessions with these numbers, each with a run of two rounds under way."""
     for start in range(first, until, AT_ONCE):
         await asyncio.gather(*(_session(service, number) for number in range(start, min(until, start + AT_ONCE))))
 
@@ -68,15 +69,15 @@ async def _session(service: NodeService, number: int) -> None:
     session_id, journal = f"session-{number}", service.journal
     spec: dict[str, Any] = {"name": f"agent-{number % AGENTS}", "hash": "hash", "restart": {}}
 
-    def create(tx: Any) -> None:
+    def create(tx: Any) -> Any:
         beginnings.create_session(
             tx, session_id, spec, spec_hash="hash", placement="", node_id="node", metadata={}
         )  # fmt: skip
         beginnings.accept(tx, session_id, "run", "go")
-        activation.activate(tx, session_id, FrameRef("frame", 1, "node"))
+        return activation.activate(tx, session_id, FrameRef("frame", 1, "node"))
 
-    await journal.submit(create, session_id)
-    await Worker(journal, session_id).rounds(2)
+    work = await journal.submit(create, session_id)
+    await Worker(journal, work.activation).rounds(2)
 
 
 async def _scraped(service: NodeService, number: int) -> tuple[int, list[float], float]:

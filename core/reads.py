@@ -138,6 +138,7 @@ class SessionRecord(Struct, frozen=True, omit_defaults=True):
     Attributes:
         pending: what it asks people; None unless its status is `waiting_for_input`.
         tools: tools it is at; None where a tree was not asked for.
+        ended_at, ended_as: when its last run ended, and with what status; 0 and empty before.
     """
 
     session_id: str
@@ -168,6 +169,8 @@ class SessionRecord(Struct, frozen=True, omit_defaults=True):
     wait: str | None
     wait_attempt: int
     placement: str
+    ended_at: int = 0
+    ended_as: str = ""
     pending: list[PendingInput] | None = None
     tools: list[str] | None = None
 
@@ -185,6 +188,19 @@ class Working(Struct, frozen=True):
 
     rows: list[SessionAtWork]
     statuses: dict[str, int]
+
+
+class NodeSessions(Struct, frozen=True):
+    """How many sessions with work a node has in one status.
+
+    Attributes:
+        held: 1 for those that a process has, 0 for those that wait without one.
+    """
+
+    node_id: str
+    status: str
+    held: int
+    sessions: int
 
 
 class Totals(Struct, frozen=True):

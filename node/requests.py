@@ -76,6 +76,7 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "drains": queries.drains,
     "working": overview.working,
     "holders": overview.holders,
+    "node_sessions": overview.node_sessions,
     "totals": overview.totals,
     "activity": overview.activity,
     "page": overview.page,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from understudy.cluster.console.access import Binding, token_digest
 from understudy.cluster.console.application import application
 from understudy.cluster.ray.console_actor import listen
 from understudy.identifiers import new_identifier
-from understudy.protocol import unpacked
+from understudy.protocol import packed, unpacked
 
 from .kernel import kernel as k
 
@@ -55,7 +56,15 @@ class KernelSource:
 
     async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
         self.asked.append(method)
-        return await self.kernel.ask(method, session_id, *arguments)
+        return await self.kernel.ask(method, session_id, *packed(arguments))
+
+    async def drain(self, node_id: str, timeout: float) -> None:
+        deadline = time.time_ns() // 1_000 + int(timeout * 1e6)
+        nodes = [self.kernel.node_id, "another"]
+        await self.kernel.ask("begin_drains", [node_id], deadline, "asked for", False, nodes)
+
+    async def undrain(self, node_id: str) -> bool:
+        return bool(await self.kernel.ask("end_drains", [node_id]))
 
 
 @asynccontextmanager

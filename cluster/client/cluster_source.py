@@ -41,3 +41,9 @@ class ClusterSource:
     async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
         anything: Any = Any
         return await self._connection.change(anything, method, session_id, *arguments)
+
+    async def drain(self, node_id: str, timeout: float) -> None:
+        await self._connection.drain(node_id, timeout, wait=False, stop=False)
+
+    async def undrain(self, node_id: str) -> bool:
+        return await self._connection.undrain(node_id)

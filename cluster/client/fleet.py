@@ -74,6 +74,14 @@ class Source(Protocol):
         """A request that changes something (`Requests`)."""
         ...
 
+    async def drain(self, node_id: str, timeout: float) -> None:
+        """Begin to drain a node; see `Cluster.drain`. Returns before it is done."""
+        ...
+
+    async def undrain(self, node_id: str) -> bool:
+        """Take a drain back; see `Cluster.undrain`."""
+        ...
+
 
 def problem_of(error: Exception) -> Wire:
     """Why there is nothing to show, for people."""

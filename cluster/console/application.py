@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -27,23 +26,19 @@ from understudy.errors import (
 from understudy.event_wire import EventWire
 from understudy.events import Event
 from understudy.identifiers import check_identifier
-from understudy.json_text import jsonable
 from understudy.messages import Message
-from understudy.reads import AccountRecord, RunSummary, SessionPage, SessionRecord, Wakeup
-from understudy.records import SESSION_STATUSES
+from understudy.reads import AccountRecord, RunSummary, SessionRecord, Wakeup
 
 from ..client.fleet import Source, Wire, problem_of
 from .access import HEADERS, Access, AccessDenied, Binding
+from .fleet_requests import fleet_routes
 from .live import Hub, TooManyViewers
+from .parsing import PAGE_LIMIT, Handler, json_answer, json_body, number, session_of
 
 STATIC = Path(__file__).parent / "static"
-BODY_BYTES = 1 << 20
 WRONG_TOKEN_SECONDS = 0.5
 ACT_SECONDS = 30.0
-PAGE_LIMIT = 500
 TRACE_EVENTS = 20_000
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 ACTIONS: dict[str, tuple[str, ...]] = {
     "cancel": ("run_id", "reason"),
@@ -86,12 +81,12 @@ class Console:
             Route("/api/logout", self._answered(self._log_out), methods=["POST"]),
             Route("/api/me", self._answered(self._me)),
             Route("/api/fleet/stream", read(self._fleet_stream)),
-            Route("/api/sessions", read(self._page)),
             Route("/api/sessions/{session}", read(self._session)),
             Route("/api/sessions/{session}/stream", read(self._tree_stream)),
             Route("/api/sessions/{session}/messages", read(self._messages)),
             Route("/api/sessions/{session}/events", read(self._events)),
             Route("/api/sessions/{session}/trace", read(self._trace)),
+            *fleet_routes(source, self._hub, read, act),
             Route("/api/sessions/{session}/{action}", act(self._act), methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
@@ -118,13 +113,13 @@ class Console:
                 self._access.check_host(request)
                 return await handler(request)
             except AccessDenied as error:
-                return _json({"error": {"code": "access_denied", "message": str(error)}}, error.status)
+                return json_answer({"error": {"code": "access_denied", "message": str(error)}}, error.status)
             except TimeoutError:
-                return _json({"error": StoreUnreachable("the services gave no answer in time").to_wire()}, 503)
+                return json_answer({"error": StoreUnreachable("the services gave no answer in time").to_wire()}, 503)
             except UnderstudyError as error:
-                return _json({"error": error.to_wire()}, _status(error))
+                return json_answer({"error": error.to_wire()}, _status(error))
             except Exception as error:
-                return _json({"error": problem_of(error)}, 500)
+                return json_answer({"error": problem_of(error)}, 500)
 
         return answer
 
@@ -148,29 +143,29 @@ class Console:
         return FileResponse(STATIC / "index.html")
 
     async def _healthy(self, _request: Request) -> Response:
-        return _json({"ok": True})
+        return json_answer({"ok": True})
 
     async def _me(self, request: Request) -> Response:
         access = self._access
         locked = access.has_token and not access.may_act(request)
         told = {"has_token": access.has_token, "locked": locked, "may_act": access.may_act(request)}
         known = {} if locked else {"namespace": self._namespace, "version": understudy.__version__}
-        return _json({**told, **known})
+        return json_answer({**told, **known})
 
     async def _log_in(self, request: Request) -> Response:
         self._access.check_origin(request)
-        cookie = self._access.log_in(str((await _body(request)).get("token", "")))
+        cookie = self._access.log_in(str((await json_body(request)).get("token", "")))
         if cookie is None:
             await asyncio.sleep(WRONG_TOKEN_SECONDS)
             raise AccessDenied("this is not the console's token", 401)
-        response = _json({"ok": True})
+        response = json_answer({"ok": True})
         response.set_cookie(self._access.cookie, cookie, httponly=True, samesite="strict", path="/")
         return response
 
     async def _log_out(self, request: Request) -> Response:
         self._access.check_origin(request)
         self._access.log_out(request)
-        response = _json({"ok": True})
+        response = json_answer({"ok": True})
         response.delete_cookie(self._access.cookie, httponly=True, samesite="strict", path="/")
         return response
 
@@ -179,7 +174,7 @@ class Console:
         return self._stream(request, self._hub.fleet())
 
     async def _tree_stream(self, request: Request) -> Response:
-        session = _session(request)
+        session = session_of(request)
         await self._hub.check(session)
         last = request.headers.get("last-event-id") or request.query_params.get("last", "")
         return self._stream(request, self._hub.tree(session, last))
@@ -197,22 +192,8 @@ class Console:
                     break
                 yield part
 
-    async def _page(self, request: Request) -> Response:
-        query = request.query_params
-        statuses = tuple(sorted(set(query.getlist("status")) & set(SESSION_STATUSES)))
-        text, limit = query.get("text", "")[:200].replace("\0", ""), max(1, _number(query.get("limit"), 50))
-        at, _, last = query.get("cursor", "").partition(",")
-        cursor = (_number(at, 0, most=1 << 62), check_identifier(last, "cursor")) if last else None
-
-        async def read() -> Any:
-            return await self._source.read(
-                SessionPage, "page", text=text, statuses=statuses, cursor=cursor, limit=limit
-            )
-
-        return _json(await self._hub.reads.get(("page", text, statuses, cursor, limit), read))
-
     async def _session(self, request: Request) -> Response:
-        session = _session(request)
+        session = session_of(request)
 
         async def read() -> Wire:
             return {
@@ -222,29 +203,29 @@ class Console:
                 "wakeups": await self._source.read(list[Wakeup], "wakeups", session),
             }
 
-        return _json(await self._hub.reads.get(("session", session), read))
+        return json_answer(await self._hub.reads.get(("session", session), read))
 
     async def _messages(self, request: Request) -> Response:
-        session, after = _session(request), _number(request.query_params.get("after"), 0, most=1 << 62)
+        session, after = session_of(request), number(request.query_params.get("after"), 0, most=1 << 62)
 
         async def read() -> Any:
             found = await self._source.read(list[Message], "messages", session, after, PAGE_LIMIT)
             return [message.to_wire() for message in found]
 
-        return _json({"messages": await self._hub.reads.get(("messages", session, after), read)})
+        return json_answer({"messages": await self._hub.reads.get(("messages", session, after), read)})
 
     async def _events(self, request: Request) -> Response:
-        session, query = _session(request), request.query_params
-        before = _number(query["before"], 0, most=1 << 62) if "before" in query else None
-        limit = _number(query.get("limit"), 200)
+        session, query = session_of(request), request.query_params
+        before = number(query["before"], 0, most=1 << 62) if "before" in query else None
+        limit = number(query.get("limit"), 200)
 
         async def read() -> Any:
             return await self._source.read(list[EventWire], "event_page", session, before, limit)
 
-        return _json({"events": await self._hub.reads.get(("events", session, before, limit), read)})
+        return json_answer({"events": await self._hub.reads.get(("events", session, before, limit), read)})
 
     async def _trace(self, request: Request) -> Response:
-        session, run = _session(request), request.query_params.get("run") or None
+        session, run = session_of(request), request.query_params.get("run") or None
         if run is not None:
             check_identifier(run, "run")
 
@@ -261,25 +242,17 @@ class Console:
             spans = await asyncio.to_thread(trace_of, map(Event.from_wire, wires))
             return {"spans": spans, "events": len(wires), "truncated": truncated}
 
-        return _json(await self._hub.reads.get(("trace", session, run), read))
+        return json_answer(await self._hub.reads.get(("trace", session, run), read))
 
     async def _act(self, request: Request) -> Response:
-        session, action = _session(request), request.path_params["action"].replace("-", "_")
+        session, action = session_of(request), request.path_params["action"].replace("-", "_")
         if action not in ACTIONS:
             raise InvalidInput(f"a session can't be asked to {action!r}")
-        body = await _body(request)
+        body = await json_body(request)
         _check_body(action, body)
         arguments = [body.get(name, DEFAULTS.get(name)) for name in ACTIONS[action]]
         async with asyncio.timeout(ACT_SECONDS):
-            return _json({"done": await self._source.act(action, session, *arguments)})
-
-
-def _session(request: Request) -> str:
-    """The session's id from the path. Raises `UnknownSession` for what can't be one."""
-    try:
-        return check_identifier(request.path_params["session"], "session")
-    except InvalidInput as error:
-        raise UnknownSession(error.message) from None
+            return json_answer({"done": await self._source.act(action, session, *arguments)})
 
 
 def _check_body(action: str, body: Wire) -> None:
@@ -312,33 +285,6 @@ class _Headers:
             await send(part)
 
         await self._app(scope, receive, sent if scope["type"] == "http" else send)
-
-
-def _json(data: Any, status: int = 200) -> Response:
-    return Response(json.dumps(data, default=jsonable), status, media_type="application/json")
-
-
-async def _body(request: Request) -> Wire:
-    data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > BODY_BYTES:
-            raise InvalidInput(f"more than {BODY_BYTES} bytes")
-    try:
-        found = json.loads(data or b"{}")
-    except (ValueError, RecursionError):
-        raise InvalidInput("this is no JSON") from None
-    if not isinstance(found, dict):
-        raise InvalidInput("send a JSON object")
-    return found
-
-
-def _number(text: str | None, default: int, most: int = PAGE_LIMIT) -> int:
-    if text is None or text == "":
-        return default
-    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) > most:
-        raise InvalidInput(f"{text[:40]!r} is no number from 0 to {most}")
-    return int(text)
 
 
 def _status(error: UnderstudyError) -> int:

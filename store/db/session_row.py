@@ -102,6 +102,8 @@ class SessionRow(ActiveSession):
     last_span: str = ""
     merged: list[Any] | None = None
     sampled: int | None = None
+    ended_at: int = 0
+    ended_as: str = ""
 
     @property
     def span_before(self) -> str:

@@ -114,15 +114,19 @@ class Session(NamespaceTable, table=True):
         last_span: `TRACE-SPAN` of the run that its next one goes on from: its last one, or that of the sub-agent whose
             task is started again in it; empty before there is one.
         sampled: see `Run`; of the current run.
+        ended_at, ended_as: when its last run ended, and with what status; 0 and empty before. Indexed, unlike
+            `updated_at`, which changes with every commit.
     """
 
     __tablename__ = "session"
     __table_args__ = (
         Index("session_parent", "namespace", "parent_id", "created_at"),
-        Index("session_root", "namespace", "root_id"),
+        Index("session_root", "namespace", "root_id", "created_at"),
         Index("session_live", "namespace", "active", "node_id"),
         Index("session_created", "namespace", "created_at"),
         Index("session_task", "namespace", "parent_id", "task_open"),
+        Index("session_agent", "namespace", "agent", "created_at"),
+        Index("session_ended", "namespace", "ended_at"),
     )
     session_id: str = key_column()
     parent_id: str | None = text_column()
@@ -204,6 +208,8 @@ class Session(NamespaceTable, table=True):
     merged: list[Any] | None = json_column()
     background: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     sampled: int | None = number_column(None)
+    ended_at: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    ended_as: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
 
 
 class Run(NamespaceTable, table=True):

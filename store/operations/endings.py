@@ -88,6 +88,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
         for ended in (run_id, *merged):
             background.run_ended(tx, groups.parent_of(tx, row), row, ended, status, finish, error)
     row.error = error if status in ("failed", "quarantined") else None
+    row.ended_at, row.ended_as = tx.now, status
     row.run_id = row.run_usage = row.wait_error = None
     row.cancel_reason = row.cancel_as = row.held = row.group_state = None
     row.round = row.children_open = row.calls_open = row.aborted = 0

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlalchemy import Connection, and_, case, func, or_, select
+from sqlalchemy import Connection, case, func, or_, select
 
+from understudy.errors import InvalidInput
 from understudy.event_wire import EventWire
 from understudy.events import (
     ChildRestarted,
@@ -30,6 +31,7 @@ from understudy.messages import Usage
 from understudy.reads import (
     AccountRecord,
     Activity,
+    NodeSessions,
     RunSummary,
     SessionAtWork,
     SessionPage,
@@ -132,27 +134,52 @@ def page(
     *,
     text: str = "",
     statuses: Iterable[str] = (),
+    outcomes: Iterable[str] = (),
+    agent: str = "",
+    root_id: str = "",
+    by: str = "created_at",
+    since: int = 0,
+    until: int = 0,
     cursor: tuple[int, str] | None = None,
     limit: int = 50,
 ) -> SessionPage:
-    """A page of sessions, newest first.
+    """A page of sessions, the latest first.
 
-    A search looks at `SCANNED` sessions at a time, so that a page can have fewer than `limit`, and yet a next one.
+    A search looks at `SCANNED` sessions at a time, so that a page can have fewer than `limit`, and yet a next one. An
+    index finds those that it looks at: by the time, and if that is `created_at` by `agent` or `root_id` too. The other
+    conditions choose among these.
 
     Args:
         text: only sessions whose id, agent or tree has it, in any case.
         statuses: only those with one of these; none for all.
+        outcomes: only those whose last run ended with one of these, and that are at no other; none for all.
+        agent: only those of this agent.
+        root_id: only those of this tree.
+        by: the time that orders them, and that `since` and `until` are about: `created_at`, or `ended_at` for those
+            of which a run has ended.
+        since, until: microseconds since 1970 UTC, both within; 0 for no bound.
+
+    Raises:
+        InvalidInput: `by` is another.
     """
-    columns = [SESSION.c.created_at, SESSION.c.session_id]
-    looked = select(*INFO_COLUMNS).where(SESSION.c.namespace == namespace)
-    ids = select(*columns).where(SESSION.c.namespace == namespace)
-    if cursor is not None:
-        at, last = cursor
-        after = or_(SESSION.c.created_at < at, and_(SESSION.c.created_at == at, SESSION.c.session_id > last))
-        looked, ids = (statement.where(SESSION.c.created_at <= at, after) for statement in (looked, ids))
-    order = (SESSION.c.created_at.desc(), SESSION.c.session_id)
-    few = looked.order_by(*order).limit(SCANNED).subquery()
-    found = select(few).order_by(few.c.created_at.desc(), few.c.session_id).limit(limit)
+    if by not in ("created_at", "ended_at"):
+        raise InvalidInput(f"sessions are ordered by created_at or ended_at, not by {by!r}")
+    time = SESSION.c[by]
+    here = [SESSION.c.namespace == namespace]
+    exact = {name: value for name, value in (("agent", agent), ("root_id", root_id)) if value}
+    indexed = by == "created_at"  # by an index of both
+    here += [SESSION.c[name] == value for name, value in exact.items()] if indexed else []
+    earliest = since or (1 if by == "ended_at" else 0)
+    here += [time >= earliest] if earliest else []
+    # One bound on each side: with a second one SQLite takes the index of the time alone.
+    latest = min(filter(None, (until, cursor[0] if cursor else 0)), default=0)
+    here += [time <= latest] if latest else []
+    here += [or_(time != cursor[0], SESSION.c.session_id > cursor[1])] if cursor else []
+    order = (time.desc(), SESSION.c.session_id)
+    few = select(*INFO_COLUMNS).where(*here).order_by(*order).limit(SCANNED).subquery()
+    found = select(few).order_by(few.c[by].desc(), few.c.session_id).limit(limit)
+    if not indexed:
+        found = found.where(*(few.c[name] == value for name, value in exact.items()))
     if text:
         wanted = text.lower()
         holds = (
@@ -161,11 +188,23 @@ def page(
         found = found.where(or_(*holds))
     if statuses:
         found = found.where(few.c.status.in_(list(statuses)))
+    if outcomes:
+        found = found.where(few.c.ended_as.in_(list(outcomes)), few.c.active == 0)
     rows = [SessionRecord(*row) for row in connection.execute(found)]
     if len(rows) == limit:
-        return SessionPage(rows, (rows[-1].created_at, rows[-1].session_id))
-    end = connection.execute(ids.order_by(*order).offset(SCANNED - 1).limit(1)).first()
-    return SessionPage(rows, (end.created_at, end.session_id) if end is not None else None)
+        return SessionPage(rows, (getattr(rows[-1], by), rows[-1].session_id))
+    ids = select(time, SESSION.c.session_id).where(*here).order_by(*order)
+    end = connection.execute(ids.offset(SCANNED - 1).limit(1)).first()
+    return SessionPage(rows, (end[0], end.session_id) if end is not None else None)
+
+
+def node_sessions(connection: Connection, namespace: str) -> list[NodeSessions]:
+    """How many sessions with work each node has, by status."""
+    here = (SESSION.c.namespace == namespace, SESSION.c.active == 1)
+    held = case((SESSION.c.actor_pid.is_not(None), 1), else_=0).label("held")
+    counted = select(SESSION.c.node_id, SESSION.c.status, held, func.count()).where(*here)
+    grouped = counted.group_by(SESSION.c.node_id, SESSION.c.status, held)
+    return [NodeSessions(*row) for row in connection.execute(grouped)]
 
 
 def event_page(

@@ -138,7 +138,7 @@ async def test_who_logs_in_can_answer_and_close(tmp_path: Path) -> None:
         await page.get_by_role("button", name="Leave it").click()
         await page.get_by_role("button", name="Answer …").click()
         await page.get_by_label("The call's result").fill("green")
-        await page.get_by_role("button", name="Send").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Send").click()
         assert (await kernel.end("s"))["text"] == "thanks"
         assert any(message["content"] == "green" for message in await kernel.messages("s"))
         await expect(page.locator(".asks")).to_have_count(0)
@@ -233,7 +233,7 @@ async def test_narrow_and_dark_pages_have_no_sideways_scrolling(tmp_path: Path) 
         await page.keyboard.press("/")
         await page.keyboard.type("rather")
         await expect(page.locator("tbody tr:visible")).to_have_count(1)
-        await page.locator("tbody a").focus()
+        await page.locator("tbody td.c-agent a").focus()
         await page.keyboard.press("Enter")
         await expect(page.locator(".row.chosen")).to_have_count(1)
 

@@ -202,3 +202,28 @@ async def test_events_and_runs_are_read_from_their_end(store: str, tmp_path: Pat
         assert "secret" not in str(runs)
         with pytest.raises(UnknownSession):
             await read(kernel, "event_page", "nobody")
+
+
+@pytest.mark.parametrize(
+    ("options", "index"),
+    [({}, "session_created"), ({"since": 1}, "session_created"), ({"agent": "clerk"}, "session_agent"),
+     ({"agent": "clerk", "since": 1}, "session_agent"), ({"agent": "clerk", "since": 1, "until": 9}, "session_agent"),
+     ({"agent": "clerk", "since": 1, "until": 9, "cursor": (5, "s")}, "session_agent"),
+     ({"root_id": "s", "since": 1, "until": 9, "cursor": (5, "s")}, "session_root"),
+     ({"by": "ended_at"}, "session_ended"), ({"by": "ended_at", "since": 1, "until": 9}, "session_ended"),
+     ({"root_id": "s"}, "session_root"),
+     ({"root_id": "s", "by": "ended_at"}, "session_ended"), ({"agent": "a", "by": "ended_at"}, "session_ended")],
+)  # fmt: skip
+async def test_what_a_filter_looks_at_is_found_by_an_index(tmp_path: Path, options: dict[str, Any], index: str) -> None:
+    """An index, in the order of the page: no scan of the table, and a sort only of one tree."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        seen: list[tuple[str, Any]] = []
+        with kernel.service.database.read() as connection:
+            event.listen(connection, "before_cursor_execute", lambda _c, _u, sql, given, *_: seen.append((sql, given)))
+            overview.page(connection, kernel.namespace, outcomes=["failed"], text="x", **options)
+            found = [(sql, given) for sql, given in seen if "FROM session" in sql]
+            assert found
+            for sql, given in found:
+                plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", given)]
+                assert any(f"USING INDEX {index} " in line or f"COVERING INDEX {index} " in line for line in plan), plan
+                assert not any(line.startswith("SCAN session") for line in plan), plan

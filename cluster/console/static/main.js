@@ -3,6 +3,7 @@
 import { get, post } from "./api.js";
 import { h, text } from "./dom.js";
 import { fleetView } from "./fleet.js";
+import { nodesView } from "./nodes.js";
 import { sessionView } from "./session.js";
 
 const main = document.getElementById("main");
@@ -12,6 +13,7 @@ let shown = "";
 
 const page = {
   me: { may_act: false },
+  fleet: "#/", // the first page as it was left
   state(value) {
     text(connection, value);
     connection.className = value;
@@ -25,28 +27,38 @@ const page = {
     main.replaceChildren(
       h("section", { class: "panel" },
         h("h1", null, error.status === 404 ? "There is no such session" : "The console refuses this"),
-        h("p", null, error.message), h("p", null, h("a", { href: "#/" }, "All sessions"))));
+        h("p", null, error.message), h("p", null, h("a", { href: page.fleet }, "All sessions"))));
   },
 };
 
-// #/ · #/session/ID · #/session/ID/PART · #/session/ID/run/RUN
+// #/ · #/?FILTER · #/nodes · #/session/ID · #/session/ID/PART · #/session/ID/run/RUN
 export function parse(hash) {
-  const parts = hash.replace(/^#\/?/, "").split("/").map((part) => {
+  const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  const parts = path.split("/").map((part) => {
     try { return decodeURIComponent(part); } catch { return part; }
   });
-  if (parts[0] !== "session" || !parts[1]) return { view: "fleet" };
+  if (parts[0] === "nodes") return { view: "nodes" };
+  if (parts[0] !== "session" || !parts[1]) return { view: "fleet", query };
   if (parts[2] === "run" && parts[3]) return { view: "session", session: parts[1], part: "trace", run: parts[3] };
   return { view: "session", session: parts[1], part: parts[2] || "events", run: "" };
 }
 
+const VIEWS = { session: sessionView, fleet: fleetView, nodes: (place, _wanted, shared) => nodesView(place, shared) };
+
 function route() {
   const wanted = parse(location.hash);
-  if (wanted.view === "session" && shown === wanted.session && leave.go) return leave.go(wanted);
+  const name = wanted.session || wanted.view;
+  if (wanted.view === "fleet") page.fleet = location.hash || "#/";
+  if (shown === name && leave.go) return leave.go(wanted);
   leave();
   main.replaceChildren();
-  shown = wanted.session || "";
-  document.title = shown ? `${shown} · Understudy` : "Understudy";
-  leave = wanted.view === "session" ? sessionView(main, wanted, page) : fleetView(main, page);
+  shown = name;
+  document.title = wanted.session ? `${wanted.session} · Understudy` : wanted.view === "nodes" ? "Nodes · Understudy" : "Understudy";
+  for (const [part, element] of [["fleet", "to-fleet"], ["nodes", "to-nodes"]]) {
+    if (wanted.view === part) document.getElementById(element).setAttribute("aria-current", "page");
+    else document.getElementById(element).removeAttribute("aria-current");
+  }
+  leave = VIEWS[wanted.view](main, wanted, page);
   main.focus({ preventScroll: true });
   window.scrollTo(0, 0);
 }
@@ -90,13 +102,15 @@ async function start() {
 }
 
 document.getElementById("logout").addEventListener("click", async () => { await post("/api/logout"); start(); });
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); }); // its address is no page
 window.addEventListener("hashchange", () => { if (!page.me.locked) route(); });
 window.addEventListener("keydown", (event) => {
   if (event.target.closest("input, textarea, select, dialog") || event.metaKey || event.ctrlKey || event.altKey) return;
   if (event.key === "/") {
     const filter = document.querySelector("input[type=search]");
     if (filter) { event.preventDefault(); filter.focus(); }
-  } else if (event.key === "g") location.hash = "#/";
+  } else if (event.key === "g") location.hash = page.fleet;
+  else if (event.key === "n") location.hash = "#/nodes";
   else if (/^[1-9]$/.test(event.key)) document.querySelectorAll("[role=tab]")[event.key - 1]?.click();
 });
 start();

@@ -2,7 +2,7 @@
 
 import { get, of, post, stream } from "./api.js";
 import { ask, h, rowKeys, show, sync, text } from "./dom.js";
-import { link, pill } from "./fleet.js";
+import { link, pill } from "./rows.js";
 import { age, amount, brief, clock, counted, kind, moment, money, plain, short, told, words } from "./format.js";
 import { lane, timeline } from "./timeline.js";
 import { waterfall } from "./waterfall.js";
@@ -134,7 +134,7 @@ class SessionView {
     const facts = [`epoch ${row.epoch}`, row.actor_pid ? `pid ${row.actor_pid}` : "in no process", row.node_id ? `node ${row.node_id.slice(0, 8)}` : "",
       `${short(row.tokens_used)} tokens itself`, row.cost_used ? `cost ${money(row.cost_used)}` : "", row.tokens_redone ? `${short(row.tokens_redone)} paid twice` : "",
       `created ${moment(row.created_at)}`].filter(Boolean);
-    show(this.title, h("p", { class: "quiet" }, h("a", { href: "#/" }, "Cluster"), row.parent_id ? [" / ", link(row.root_id, "tree ", brief(row.root_id)), " / ", link(row.parent_id, "parent")] : ""),
+    show(this.title, h("p", { class: "quiet" }, h("a", { href: this.page.fleet }, "Sessions"), row.parent_id ? [" / ", link(row.root_id, "tree ", brief(row.root_id)), " / ", link(row.parent_id, "parent")] : ""),
       h("h1", null, row.agent, " ", pill(row.status), row.restarts ? h("span", { class: "pill session_crashed" }, `restored ${row.restarts}×`) : "", row.closed ? h("span", { class: "pill" }, "closed") : ""),
       h("p", { class: "mono" }, row.session_id), h("p", { class: "quiet" }, facts.join(" · ")));
     const trouble = [this.problem, this.state?.problem && `${this.state.problem.message} ${this.state.problem.hint}`, row.error && `${row.error.code}: ${row.error.message}`];
@@ -149,11 +149,13 @@ class SessionView {
     if (!this.actions.isConnected) this.trouble.before(this.actions);
     const offered = [
       ["cancel", "Cancel the run", row.active, "Its run ends, and all that it spawned. What it did stays."],
+      ["send", "Send an input", !row.closed && row.status !== "quarantined", "It begins a run, or waits for the one under way to end."],
       ["resume", "Resume", row.status === "quarantined", "It takes input again; its ended runs stay ended."],
       ["abort-pending", "Give up what waits", row.status === "waiting_for_input", "The calls that wait for a person are given up, and the run goes on."],
       ["close", "Close", !row.closed, "It takes no more input, and what runs is cancelled. This can't be taken back."],
     ].filter(([, , possible]) => possible);
     sync(this.actions, offered, ([name]) => name, ([name, label, , meaning]) => h("button", { onclick: async () => {
+      if (name === "send") return this.send(row, meaning);
       const fields = name === "cancel" || name === "close" ? [["reason", "Reason", "asked for in the console"]] : [];
       const entered = await ask(`${label}?`, `${row.agent} ${this.id}. ${meaning}`, label, fields);
       if (entered) this.act(this.id, name, entered);
@@ -180,6 +182,13 @@ class SessionView {
           h("button", { onclick: () => this.answer(item, "ok") }, "Answer …"), h("button", { onclick: () => this.answer(item, "error") }, "It failed …"),
           item.kind === "in_doubt" ? h("button", { onclick: () => this.answer(item, "rerun") }, "Run it again") : null)
           : h("p", { class: "mono quiet" }, item.kind === "approval" ? `understudy approve ${item.session} ${item.call_id}` : `understudy answer ${item.session} ${item.call_id} TEXT`)), () => {});
+  }
+
+  // The run's id is made here, so that an input that is sent again is accepted once.
+  async send(row, meaning) {
+    const entered = await ask("Send an input", `${row.agent} ${this.id}. ${meaning}`, "Send", [["text", "The input", "", 5]]);
+    const run_id = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    if (entered?.text.trim()) this.act(this.id, "send", { text: entered.text, run_id });
   }
 
   approval(item, asked) {

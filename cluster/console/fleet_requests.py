@@ -1,0 +1,131 @@
+"""What the console is asked about many sessions and about nodes, and an input from a person."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from understudy.errors import InvalidInput
+from understudy.identifiers import check_identifier
+from understudy.protocol import Input, packed
+from understudy.reads import DrainInfo, NodeSessions, SessionPage
+from understudy.records import RUN_STATUSES, SESSION_STATUSES
+
+from ..client.fleet import Source
+from .live import Hub
+from .parsing import Handler, json_answer, json_body, number, session_of
+
+ACT_SECONDS = 30.0
+LATEST_TIME = 1 << 62
+DRAIN_SECONDS = 600.0
+LONGEST_DRAIN = 24 * 3600
+
+
+def fleet_routes(
+    source: Source, hub: Hub, read: Callable[[Handler], Handler], act: Callable[[Handler], Handler]
+) -> list[Route]:
+    """The routes.
+
+    Args:
+        read, act: put a handler behind the rules for who may read, and who may act.
+    """
+    found = FleetRequests(source, hub)
+    return [
+        Route("/api/sessions", read(found.page)),
+        Route("/api/nodes", read(found.nodes)),
+        Route("/api/nodes/{node}/drain", act(found.drain), methods=["POST"]),
+        Route("/api/nodes/{node}/undrain", act(found.undrain), methods=["POST"]),
+        Route("/api/sessions/{session}/send", act(found.send), methods=["POST"]),
+    ]
+
+
+class FleetRequests:
+    """The handlers."""
+
+    def __init__(self, source: Source, hub: Hub) -> None:
+        self._source = source
+        self._hub = hub
+
+    async def page(self, request: Request) -> Response:
+        """A page of sessions (`understudy.store.reads.overview.page`)."""
+        query = request.query_params
+        by = query.get("by", "created_at")
+        at, _, last = query.get("cursor", "").partition(",")
+        options: dict[str, Any] = {
+            "text": _text(query.get("text", "")),
+            "statuses": _known(query.getlist("status"), SESSION_STATUSES),
+            "outcomes": _known(query.getlist("outcome"), RUN_STATUSES),
+            "agent": _text(query.get("agent", "")),
+            "root_id": check_identifier(query["tree"], "tree") if query.get("tree") else "",
+            "by": by,
+            "since": number(query.get("since"), 0, most=LATEST_TIME),
+            "until": number(query.get("until"), 0, most=LATEST_TIME),
+            "cursor": (number(at, 0, most=LATEST_TIME), check_identifier(last, "cursor")) if last else None,
+            "limit": max(1, number(query.get("limit"), 50)),
+        }
+
+        async def read() -> Any:
+            return await self._source.read(SessionPage, "page", **options)
+
+        return json_answer(await self._hub.reads.get(("page", *options.values()), read))
+
+    async def nodes(self, _request: Request) -> Response:
+        """The nodes that have a service, or are drained: processes, sessions with work, drains."""
+
+        async def read() -> Any:
+            services, sessions, drains = await asyncio.gather(
+                self._source.services(),
+                self._source.read(list[NodeSessions], "node_sessions"),
+                self._source.read(list[DrainInfo], "drains"),
+            )
+            return {"services": packed(services), "sessions": packed(sessions), "drains": packed(drains)}
+
+        return json_answer(await self._hub.reads.get(("nodes",), read))
+
+    async def drain(self, request: Request) -> Response:
+        """Begin to drain a node; how far it is, `nodes` says."""
+        seconds = (await json_body(request)).get("seconds", DRAIN_SECONDS)
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= LONGEST_DRAIN:
+            raise InvalidInput(f"a drain takes from 0 to {LONGEST_DRAIN} seconds")
+        async with asyncio.timeout(ACT_SECONDS):
+            await self._source.drain(_node(request), float(seconds))
+        return json_answer({"done": True})
+
+    async def undrain(self, request: Request) -> Response:
+        """Take a drain back."""
+        async with asyncio.timeout(ACT_SECONDS):
+            return json_answer({"done": await self._source.undrain(_node(request))})
+
+    async def send(self, request: Request) -> Response:
+        """An input for a session. The page chooses the run's id, so that one that is sent twice is accepted once."""
+        session, body = session_of(request), await json_body(request)
+        text, run_id = body.get("text"), body.get("run_id")
+        if not isinstance(text, str) or not text.strip() or "\0" in text:
+            raise InvalidInput("an input is a text, without zero bytes")
+        if not isinstance(run_id, str):
+            raise InvalidInput("name the run that the input begins: run_id")
+        run = Input(check_identifier(run_id, "run_id"), text)
+        async with asyncio.timeout(ACT_SECONDS):
+            accepted = await self._source.act("send", session, run)
+        return json_answer({"done": bool(accepted["created"]), "run_id": run.run_id})
+
+
+def _node(request: Request) -> str:
+    return check_identifier(request.path_params["node"], "node")
+
+
+def _text(given: str) -> str:
+    return given[:200].replace("\0", "")
+
+
+def _known(given: list[str], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that there are; a name that is none is refused, since leaving it out would find all."""
+    unknown = set(given) - set(names)
+    if unknown:
+        raise InvalidInput(f"there is no status {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    return tuple(sorted(set(given)))

@@ -1,0 +1,97 @@
+// The nodes: their processes, the sessions with work that are there, and whether they are drained.
+
+import { get, post } from "./api.js";
+import { ask, h, show, sync, text } from "./dom.js";
+import { counted, moment, words } from "./format.js";
+
+const REFRESH_MS = 3_000;
+const HEADS = ["Node", "State", "Services", "Frames at work", "Standing by", "Sessions in a process", "Waiting without one", "What they do", ""];
+
+export function nodesView(main, page) {
+  const trouble = h("div"), body = h("tbody"), none = h("p", { class: "quiet" });
+  const heads = HEADS.map((name) => h("th", { scope: "col" }, name || h("span", { class: "hidden" }, "Actions")));
+  main.append(h("h1", null, "Nodes"), trouble, h("section", { class: "panel" }, h("div", { class: "scroll" },
+    h("table", { class: "nodes", "aria-label": "Nodes" }, h("thead", null, h("tr", null, heads)), body)), none));
+  let timer, gone = false;
+
+  async function look() {
+    clearTimeout(timer);
+    try {
+      const found = nodesOf(await get("/api/nodes"));
+      if (gone) return;
+      page.state("live");
+      show(trouble);
+      text(none, found.length ? "" : "No node has a service.");
+      sync(body, found, (node) => node.id, makeNode, (element, node) => updateNode(element, node, page.me.may_act, change));
+    } catch (error) {
+      if (gone) return;
+      if (error.status === 401) return page.refused(error);
+      page.state("reconnecting");
+      show(trouble, h("p", { class: "problem", role: "alert" }, error.message));
+    }
+    timer = setTimeout(look, REFRESH_MS);
+  }
+
+  async function change(node) {
+    const back = node.drain;
+    const entered = back ?
+      await ask(`Take the drain of ${node.id.slice(0, 8)} back?`, "The node gets sessions again. Those that have moved stay where they are.", "Take it back") :
+      await ask(`Drain ${node.id.slice(0, 8)}?`, `${counted(node.held + node.waiting, "session")} with work finish what they are at and go on at other nodes; this one gets no new ones. What is left at the end of the time moves the hard way.`,
+        "Drain", [["seconds", "Seconds that they have", "600"]]);
+    if (!entered) return;
+    try {
+      await post(`/api/nodes/${encodeURIComponent(node.id)}/${back ? "undrain" : "drain"}`, back ? {} : { seconds: Number(entered.seconds) });
+    } catch (error) {
+      await ask("That did not work", `${error.message} ${error.hint || ""}`, "Understood");
+    }
+    look();
+  }
+
+  look();
+  return () => { gone = true; clearTimeout(timer); };
+}
+
+export function nodesOf({ services, sessions, drains }) {
+  const found = new Map();
+  const at = (id) => {
+    if (!found.has(id)) found.set(id, { id, services: [], frames: 0, standby: 0, held: 0, waiting: 0, statuses: new Map(), drain: null });
+    return found.get(id);
+  };
+  for (const service of services) {
+    const node = at(service.node_id);
+    if (service.role === "frame") node.frames += 1;
+    else if (service.role === "standby") node.standby += 1;
+    else node.services.push(service);
+  }
+  for (const { node_id, status, held, sessions: count } of sessions) {
+    const node = at(node_id);
+    node[held ? "held" : "waiting"] += count;
+    node.statuses.set(status, (node.statuses.get(status) || 0) + count);
+  }
+  for (const drain of drains) at(drain.node_id).drain = drain;
+  return [...found.values()].sort((a, b) => (a.id < b.id ? -1 : 1));
+}
+
+function state({ services, drain }) {
+  if (drain) return drain.finished_at ? ["drained", `since ${moment(drain.finished_at)}`] : ["draining", `${drain.left} left, until ${moment(drain.deadline)}`];
+  return services.some((service) => service.role === "node") ? ["in use", ""] : ["no service", ""];
+}
+
+function makeNode() {
+  return h("tr", null, HEADS.map((name, place) => h(place ? "td" : "th", place ? { "data-name": name || null } : { scope: "row", class: "mono" })));
+}
+
+function updateNode(element, node, mayAct, change) {
+  const [id, now, services, frames, standby, held, waiting, doing, action] = element.children;
+  const [word, more] = state(node);
+  text(id, node.id.slice(0, 12) || "no node yet");
+  id.title = node.id;
+  show(now, h("span", { class: `pill ${{ "in use": "completed", "no service": "failed" }[word] || "waiting_for_input"}` }, word), more ? h("div", { class: "quiet" }, more) : "");
+  text(services, node.services.map((service) => `${words(service.role)} ${service.pid}`).join(", ") || "–");
+  [[frames, node.frames], [standby, node.standby], [held, node.held], [waiting, node.waiting]].forEach(([cell, value]) => text(cell, value));
+  text(doing, [...node.statuses].map(([status, count]) => `${count} ${words(status)}`).join(", ") || "–");
+  element.node_ = node;
+  if (!mayAct || !node.id) return action.replaceChildren();
+  if (!action.firstChild) action.append(h("button", { onclick: () => change(element.node_) }));
+  text(action.firstChild, node.drain ? "Undrain" : "Drain …");
+}
