@@ -170,20 +170,28 @@ class SessionQuarantined(Event, frozen=True, kw_only=True):
 
 
 class SessionResumed(Event, frozen=True, kw_only=True):
-    """A person lets the quarantined session take input again; the deaths it had count no more."""
+    """A person lets the quarantined session take input again; the deaths it had count no more.
+
+    Attributes:
+        by: who asked for it, as `Cluster.connect(identity=…)` or the console says; empty if nobody did.
+    """
+
+    by: str = ""
 
 
 class SessionClosed(Event, frozen=True, kw_only=True):
-    """The session takes no more input."""
+    """The session takes no more input. `by`: see `SessionResumed`."""
 
     reason: str = ""
+    by: str = ""
 
 
 class RunAccepted(Event, frozen=True, kw_only=True):
-    """An input is durably accepted and waits for its turn."""
+    """An input is durably accepted and waits for its turn. `by`: see `SessionResumed`."""
 
     source: str = "client"
     parent_span_id: str = ""
+    by: str = ""
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
@@ -234,9 +242,10 @@ class RunFinished(Event, frozen=True, kw_only=True):
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):
-    """Somebody asked to end the run; it ends as soon as its next commit or answer."""
+    """Somebody asked to end the run; it ends as soon as its next commit or answer. `by`: see `SessionResumed`."""
 
     reason: str = ""
+    by: str = ""
 
 
 class ModelCallStarted(Event, frozen=True, kw_only=True):
@@ -402,6 +411,7 @@ class InputReceived(Event, frozen=True, kw_only=True):
             executed), `reject` (it may not) or `aborted`.
         waited: from the question to the answer.
         timed_out: nobody answered in time: it is the specification's default.
+        by: see `SessionResumed`.
     """
 
     call_id: str = ""
@@ -410,6 +420,7 @@ class InputReceived(Event, frozen=True, kw_only=True):
     decision: str = "ok"
     waited: int = 0
     timed_out: bool = False
+    by: str = ""
 
 
 class TimerSet(Event, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -97,7 +97,7 @@ class Console:
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
         self.app = app
-        app.add_middleware(_Headers)
+        app.add_middleware(_Headers, prefix=binding.prefix)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -152,9 +152,18 @@ class Console:
 
     async def _me(self, request: Request) -> Response:
         access = self._access
-        locked = access.has_token and not access.may_act(request)
+        person = access.person(request)
+        locked = access.has_token and person is None
         told = {"has_token": access.has_token, "locked": locked, "may_act": access.may_act(request)}
-        known = {} if locked else {"namespace": self._namespace, "version": understudy.__version__}
+        known = (
+            {}
+            if locked
+            else {
+                "name": person.name if person else "",
+                "namespace": self._namespace,
+                "version": understudy.__version__,
+            }
+        )
         return _json({**told, **known})
 
     async def _log_in(self, request: Request) -> Response:
@@ -164,14 +173,14 @@ class Console:
             await asyncio.sleep(WRONG_TOKEN_SECONDS)
             raise AccessDenied("this is not the console's token", 401)
         response = _json({"ok": True})
-        response.set_cookie(self._access.cookie, cookie, httponly=True, samesite="strict", path="/")
+        response.set_cookie(value=cookie, **self._access.cookie(request))
         return response
 
     async def _log_out(self, request: Request) -> Response:
         self._access.check_origin(request)
         self._access.log_out(request)
         response = _json({"ok": True})
-        response.delete_cookie(self._access.cookie, httponly=True, samesite="strict", path="/")
+        response.delete_cookie(**self._access.cookie(request))
         return response
 
     async def _fleet_stream(self, request: Request) -> Response:
@@ -270,8 +279,10 @@ class Console:
         body = await _body(request)
         _check_body(action, body)
         arguments = [body.get(name, DEFAULTS.get(name)) for name in ACTIONS[action]]
+        person = self._access.person(request)
+        by = person.name if person else ""
         async with asyncio.timeout(ACT_SECONDS):
-            return _json({"done": await self._source.act(action, session, *arguments)})
+            return _json({"done": await self._source.act(action, session, *arguments, by=by)})
 
 
 def _session(request: Request) -> str:
@@ -298,12 +309,19 @@ def _check_body(action: str, body: Wire) -> None:
 
 
 class _Headers:
-    """ASGI middleware: the headers of every answer."""
+    """ASGI middleware: the headers of every answer, and the prefix of paths, which a proxy may have taken off."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, prefix: str) -> None:
         self._app = app
+        self._prefix = prefix
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._prefix and scope["type"] == "http":
+            if scope["path"] == self._prefix:  # without the slash the page's own files would be beside it
+                return await RedirectResponse(f"{self._prefix}/", 308)(scope, receive, send)
+            if scope["path"].startswith(f"{self._prefix}/"):
+                scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
+
         async def sent(part: Any) -> None:
             if part["type"] == "http.response.start":
                 cached = scope.get("path", "").startswith("/static/") or scope.get("path") == "/"

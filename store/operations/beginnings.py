@@ -167,7 +167,7 @@ def accept(
          "status": "queued", "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now,
          "request_id": request_id},
     )  # fmt: skip
-    event = events.RunAccepted(run_id=run_id, trace_id=trace_id, source=source, parent_span_id=parent_span_id)
+    event = events.RunAccepted(run_id=run_id, trace_id=trace_id, source=source, parent_span_id=parent_span_id, by=tx.by)
     tx.append(row, event)
     payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}
     payload |= {"child_id": child_id} if child_id else {"command": command} if command else {}
