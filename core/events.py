@@ -177,24 +177,31 @@ class SessionQuarantined(Event, frozen=True, kw_only=True):
 
 
 class SessionResumed(Event, frozen=True, kw_only=True):
-    """A person lets the quarantined session take input again; the deaths it had count no more. `last_run`: see
-    `SessionMigrated`."""
+    """A person lets the quarantined session take input again; the deaths it had count no more.
 
+    Attributes:
+        by: who asked for it, as `Cluster.connect(identity=…)` or the console says; empty if nobody did.
+        last_run: see `SessionMigrated`.
+    """
+
+    by: str = ""
     last_run: str = ""
 
 
 class SessionClosed(Event, frozen=True, kw_only=True):
-    """The session takes no more input. `last_run`: see `SessionMigrated`."""
+    """The session takes no more input. `by`, `last_run`: see `SessionResumed`."""
 
     reason: str = ""
+    by: str = ""
     last_run: str = ""
 
 
 class RunAccepted(Event, frozen=True, kw_only=True):
-    """An input is durably accepted and waits for its turn."""
+    """An input is durably accepted and waits for its turn. `by`: see `SessionResumed`."""
 
     source: str = "client"
     parent_span_id: str = ""
+    by: str = ""
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
@@ -245,9 +252,10 @@ class RunFinished(Event, frozen=True, kw_only=True):
 
 
 class CancelRequested(Event, frozen=True, kw_only=True):
-    """Somebody asked to end the run; it ends as soon as its next commit or answer."""
+    """Somebody asked to end the run; it ends as soon as its next commit or answer. `by`: see `SessionResumed`."""
 
     reason: str = ""
+    by: str = ""
 
 
 class ModelCallStarted(Event, frozen=True, kw_only=True):
@@ -432,6 +440,7 @@ class InputReceived(Event, frozen=True, kw_only=True):
             executed), `reject` (it may not) or `aborted`.
         waited: from the question to the answer.
         timed_out: nobody answered in time: it is the specification's default.
+        by: see `SessionResumed`.
     """
 
     call_id: str = ""
@@ -440,6 +449,7 @@ class InputReceived(Event, frozen=True, kw_only=True):
     decision: str = "ok"
     waited: int = 0
     timed_out: bool = False
+    by: str = ""
 
 
 class TimerSet(Event, frozen=True, kw_only=True):

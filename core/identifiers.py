@@ -13,6 +13,8 @@ from .errors import InvalidInput
 COPIED = "fork:"
 """How the ids of runs and tool calls begin that a fork has copies of."""
 
+IDENTITY_CHARACTERS = 200
+
 IDENTIFIER = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -33,6 +35,17 @@ def identifier_problem(value: str, what: str) -> str | None:
     if isinstance(value, str) and IDENTIFIER.fullmatch(value):
         return None
     return f"{what} {value!r} must be 1 to 128 characters of A-Z a-z 0-9 . _ -"
+
+
+def check_identity(value: str) -> str:
+    """Return `value` if events may say that somebody of this name asked for something; empty for nobody.
+
+    Raises:
+        InvalidInput: it is no text of at most `IDENTITY_CHARACTERS` characters that can be printed.
+    """
+    if isinstance(value, str) and len(value) <= IDENTITY_CHARACTERS and value.isprintable():
+        return value
+    raise InvalidInput(f"an identity is at most {IDENTITY_CHARACTERS} characters that can be printed")
 
 
 def new_identifier() -> str:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from understudy.approvals import APPROVE, arguments_problem
 from understudy.errors import InvalidInput, InvalidSpec, NotRunning, UnderstudyError
 from understudy.event_wire import EventWire
+from understudy.identifiers import check_identity
 from understudy.manifest import below
 from understudy.protocol import (
     Accepted,
@@ -88,19 +89,45 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
 ANSWER_UNFIT = "answer to call {!r} must be JSON that fits what is asked for"
 
 
+def asked_by(by: str, operation: Callable[[Transaction], Result]) -> Callable[[Transaction], Result]:
+    """The operation, whose events say that this person asked for it; others of the same transaction do not.
+
+    Raises:
+        InvalidInput: when called, of an identity that can't be one.
+    """
+    check_identity(by)
+
+    def attributed(tx: Transaction) -> Result:
+        tx.by = by
+        try:
+            return operation(tx)
+        finally:
+            tx.by = ""
+
+    return attributed
+
+
 class Requests:
-    """The clients' side of a node service."""
+    """The clients' side of a node service.
+
+    `by` is, in all of them, who asks (`Cluster.connect(identity=…)`); empty: nobody says so.
+    """
 
     def __init__(self, node: NodeService) -> None:
         self._node = node
 
     async def _once(
-        self, kind: type[Result], session_id: str, request_id: str, operation: Callable[[Transaction], Result]
+        self,
+        kind: type[Result],
+        session_id: str,
+        request_id: str,
+        operation: Callable[[Transaction], Result],
+        by: str = "",
     ) -> Result:
         """See `requests.once`; the result is remembered as it is sent."""
         touches = [session_id] if session_id else []
         done = await self._node.journal.submit(
-            lambda tx: requests.once(tx, session_id, request_id, lambda tx: packed(operation(tx))),
+            asked_by(by, lambda tx: requests.once(tx, session_id, request_id, lambda tx: packed(operation(tx)))),
             *touches,
             alone=not session_id,
         )
@@ -150,7 +177,7 @@ class Requests:
         for agent in below(spec):
             self._require_prices(agent, limited)
 
-    async def send(self, session_id: str, run: Input, request_id: str) -> Accepted:
+    async def send(self, session_id: str, run: Input, request_id: str, by: str = "") -> Accepted:
         """Accept an input; it is durable when this returns. Where a frame is free the session is activated with it.
 
         Not by `once`, which takes three statements more: the run remembers the request, and `requests.outlive` its
@@ -187,18 +214,18 @@ class Requests:
             return accepted, work
 
         with node.frames.offered(session_id, spare) as offer:
-            accepted, offer.work = await node.journal.submit(operation, session_id)
+            accepted, offer.work = await node.journal.submit(asked_by(by, operation), session_id)
         return accepted
 
-    async def cancel(self, session_id: str, run_id: str | None, reason: str, request_id: str) -> bool:
+    async def cancel(self, session_id: str, run_id: str | None, reason: str, request_id: str, by: str = "") -> bool:
         """Ask a run to end, or the one that is current when this arrives first; True if there was one to end."""
 
         def operation(tx: Transaction) -> bool:
             return endings.request_cancel(tx, tx.session(session_id), reason, run_id)
 
-        return await self._once(bool, session_id, request_id, operation)
+        return await self._once(bool, session_id, request_id, operation, by)
 
-    async def steer(self, session_id: str, wanted: Steer, request_id: str) -> Steered:
+    async def steer(self, session_id: str, wanted: Steer, request_id: str, by: str = "") -> Steered:
         """Accept a message for the run that the session is at. See `steering.steer`.
 
         A refusal is remembered as well: an attempt that arrives later might find another run.
@@ -212,27 +239,29 @@ class Requests:
             self._node.homes.take_in(tx, session_id)
             return SteerAnswer(accepted)
 
-        answer = await self._once(SteerAnswer, session_id, request_id, operation)
+        answer = await self._once(SteerAnswer, session_id, request_id, operation, by)
         if answer.steered is None:
             raise NotRunning(answer.refusal, session_id=session_id)
         return answer.steered
 
-    async def fork(self, session_id: str, wanted: Fork, request_id: str) -> Spawned:
+    async def fork(self, session_id: str, wanted: Fork, request_id: str, by: str = "") -> Spawned:
         """Get or create a fork of the session. See `forks.fork`."""
         home = self._node.homes.home_for(wanted.session_id)
-        return await self._once(Spawned, session_id, request_id, lambda tx: forks.fork(tx, session_id, wanted, home))
+        return await self._once(
+            Spawned, session_id, request_id, lambda tx: forks.fork(tx, session_id, wanted, home), by
+        )
 
-    async def close(self, session_id: str, reason: str, request_id: str) -> bool:
+    async def close(self, session_id: str, reason: str, request_id: str, by: str = "") -> bool:
         """Take no more input; True if the session was open."""
-        return await self._once(bool, session_id, request_id, lambda tx: endings.close(tx, session_id, reason))
+        return await self._once(bool, session_id, request_id, lambda tx: endings.close(tx, session_id, reason), by)
 
     async def answer(
-        self, session_id: str, call_id: str, decision: str, text: str, asked: int, request_id: str
+        self, session_id: str, call_id: str, decision: str, text: str, asked: int, request_id: str, by: str = ""
     ) -> bool:
         """Answer a call that waits for a person; True if the answer is new. Raises as `questions.decide`."""
-        return bool(await self.decide(session_id, [Decision(call_id, asked, decision, text)], request_id))
+        return bool(await self.decide(session_id, [Decision(call_id, asked, decision, text)], request_id, by))
 
-    async def decide(self, session_id: str, decisions: list[Decision], request_id: str) -> list[str]:
+    async def decide(self, session_id: str, decisions: list[Decision], request_id: str, by: str = "") -> list[str]:
         """Answer calls that wait for a person, all of them or none; returns those of which the answer is new. Raises as
         `questions.decide`."""
         for decision in decisions:
@@ -247,7 +276,7 @@ class Requests:
                 self._node.homes.take_in(tx, session_id)
             return accepted
 
-        return await self._once(list[str], session_id, request_id, operation)
+        return await self._once(list[str], session_id, request_id, operation, by)
 
     async def _require_fitting(self, session_id: str, decision: Decision) -> None:
         """Refuse arguments that the call's tool does not take, and an answer that is not what was asked for. Before the
@@ -262,11 +291,13 @@ class Requests:
             wrong = "arguments for call {!r} don't fit its tool" if of_tool else ANSWER_UNFIT
             raise InvalidInput(f"the {wrong.format(call_id)}: {problem}", session_id=session_id)
 
-    async def abort_pending(self, session_id: str, call_id: str | None, request_id: str) -> list[str]:
+    async def abort_pending(self, session_id: str, call_id: str | None, request_id: str, by: str = "") -> list[str]:
         """Give up calls that wait for a person; returns their ids. See `questions.abort`."""
-        return await self._once(list[str], session_id, request_id, lambda tx: questions.abort(tx, session_id, call_id))
+        return await self._once(
+            list[str], session_id, request_id, lambda tx: questions.abort(tx, session_id, call_id), by
+        )
 
-    async def schedule(self, session_id: str, wakeup: NewWakeup, request_id: str) -> Scheduled:
+    async def schedule(self, session_id: str, wakeup: NewWakeup, request_id: str, by: str = "") -> Scheduled:
         """Set a wakeup. See `wakeups.schedule`."""
 
         def operation(tx: Transaction) -> Scheduled:
@@ -274,27 +305,27 @@ class Requests:
             self._node.homes.take_in(tx, session_id)
             return done
 
-        return await self._once(Scheduled, session_id, request_id, operation)
+        return await self._once(Scheduled, session_id, request_id, operation, by)
 
-    async def cancel_wakeup(self, session_id: str, name: str, request_id: str) -> bool:
+    async def cancel_wakeup(self, session_id: str, name: str, request_id: str, by: str = "") -> bool:
         """Give a wakeup up; True if there was one."""
-        return await self._once(bool, session_id, request_id, lambda tx: wakeups.cancel(tx, session_id, name))
+        return await self._once(bool, session_id, request_id, lambda tx: wakeups.cancel(tx, session_id, name), by)
 
-    async def set_note(self, session_id: str, note: NewNote, request_id: str) -> int:
+    async def set_note(self, session_id: str, note: NewNote, request_id: str, by: str = "") -> int:
         """Set a note of a session; its version. See `notes.put`."""
 
         def operation(tx: Transaction) -> int:
             return notes.put(tx, session_id, note.key, note.text, note.pinned)
 
-        return await self._once(int, session_id, request_id, operation)
+        return await self._once(int, session_id, request_id, operation, by)
 
-    async def delete_note(self, session_id: str, key: str, request_id: str) -> bool:
+    async def delete_note(self, session_id: str, key: str, request_id: str, by: str = "") -> bool:
         """Remove a note of a session; True if there was one."""
-        return await self._once(bool, session_id, request_id, lambda tx: notes.remove(tx, session_id, key))
+        return await self._once(bool, session_id, request_id, lambda tx: notes.remove(tx, session_id, key), by)
 
-    async def resume(self, session_id: str, request_id: str) -> bool:
+    async def resume(self, session_id: str, request_id: str, by: str = "") -> bool:
         """Let a quarantined session take input again. See `activation.resume`."""
-        return await self._once(bool, session_id, request_id, lambda tx: activation.resume(tx, session_id))
+        return await self._once(bool, session_id, request_id, lambda tx: activation.resume(tx, session_id), by)
 
     async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
         """One of `READS`, as it is sent. Who waits for a frame that can't be started is told so."""

@@ -95,6 +95,7 @@ class Transaction:
         self.end_found: int | None = None
         self.generation = generation
         self.decide_end = decide_end
+        self.by = ""
         self.committed_events: list[Event] = []
         self.woken: dict[str, SessionRow] = {}
         self.cancelled: dict[str, Cancelled] = {}

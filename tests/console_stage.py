@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import uvicorn
 from playwright.async_api import Browser, async_playwright
 
 from understudy.cluster.client.results import ServiceInfo
-from understudy.cluster.console.access import Binding, token_digest
+from understudy.cluster.console.access import Binding, Person, token_digest
 from understudy.cluster.console.application import application
 from understudy.cluster.ray.console_actor import listen
 from understudy.identifiers import new_identifier
@@ -54,9 +55,9 @@ class KernelSource:
                 after = event["seq"]
                 yield event
 
-    async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
+    async def act(self, method: str, session_id: str, *arguments: Any, by: str = "") -> Any:
         self.asked.append(method)
-        return await self.kernel.ask(method, session_id, *packed(arguments))
+        return await self.kernel.ask(method, session_id, *packed(arguments), new_identifier(), by)
 
     async def drain(self, node_id: str, timeout: float) -> None:
         deadline = time.time_ns() // 1_000 + int(timeout * 1e6)
@@ -68,13 +69,17 @@ class KernelSource:
 
 
 @asynccontextmanager
-async def served(source: Any, token: str | None = None, port: int = 0) -> AsyncIterator[str]:
+async def served(source: Any, token: str | None = None, port: int = 0, **options: Any) -> AsyncIterator[str]:
     """The console's URL, without a slash at its end."""
-    binding = Binding("127.0.0.1", port, token_digest(token) if token else None)
+    tokens = {token_digest(token): Person("console")} if token else {}
+    binding = Binding("127.0.0.1", port, **{"tokens": tokens, **options})
+    binding.check()
     listening = listen(binding)
     port = listening.getsockname()[1]
-    app = application(source, Binding("127.0.0.1", port, binding.digest))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1))
+    app = application(source, replace(binding, port=port))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1, proxy_headers=False)
+    )
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield f"http://127.0.0.1:{port}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -123,13 +125,21 @@ def connecting(*, start: bool) -> Iterator[None]:
         yield
 
 
+def _user() -> str:
+    """The name of this process's user, whatever its environment says; empty in a container that has none for it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""
+
+
 @contextmanager
 def connected(store: str | None, **options: Any) -> Iterator[Any]:
     """A cluster for one command."""
     from ..client.client import Cluster
 
     with connecting(start=options.get("start", True)):
-        cluster = Cluster.connect(store, **options)
+        cluster = Cluster.connect(store, identity=_user(), **options)
     # Ray has a handler of its own by now, which ends the process with the state of all its threads.
     before = signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -13,6 +13,7 @@ from understudy.errors import InvalidConfiguration, ServiceGone
 from .command import Json, Store, command, connected, print_json
 
 TOKEN_VARIABLE = "UNDERSTUDY_CONSOLE_TOKEN"
+PROXY_VARIABLE = "UNDERSTUDY_CONSOLE_PROXY_SECRET"
 
 
 @command
@@ -25,6 +26,25 @@ def console(
             help=f"Who has this token may act, not only read. Or {TOKEN_VARIABLE}.", exists=True, dir_okay=False
         ),
     ] = None,
+    users_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Several people: a line each of a name, `act` or `read`, and the SHA-256 of their token (or `-`: the "
+            "proxy knows them).",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    identity_header: Annotated[str, typer.Option(help="In which a proxy that logs people in says who it is.")] = "",
+    proxy_secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"What the proxy sends as X-Understudy-Proxy-Secret, so that its headers count. Or {PROXY_VARIABLE}.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    path_prefix: Annotated[str, typer.Option(help="At which a proxy has the page: /understudy.")] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Leave it running; `understudy down` ends it too.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End the one that was left running at this port.")] = False,
     open: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
@@ -36,11 +56,16 @@ def console(
     It only reads, for this machine, unless a token is given: who logs in with it can cancel, answer, resume and close.
     """
     from ..client import background
-    from ..console.access import Binding, token_digest
+    from ..console.access import Binding, Person, token_digest
+    from ..console.users import read_users
     from ..ray import console_actor as serving
 
-    token = _token(token_file)
-    binding = Binding(host, port, token_digest(token) if token else None)
+    token, secret = _token(token_file, TOKEN_VARIABLE), _token(proxy_secret_file, PROXY_VARIABLE)
+    tokens, readers = read_users(users_file) if users_file else ({}, frozenset())
+    if token:
+        tokens = {**tokens, token_digest(token): Person("console")}
+    proxy = token_digest(secret) if secret else None
+    binding = Binding(host, port, tokens, readers, proxy, identity_header, path_prefix.rstrip("/"))
     binding.check()
     with connected(store, start=False) as cluster:
         settings = cluster._connection.settings
@@ -49,9 +74,9 @@ def console(
             print_json({"stopped": done}) if json else print("ended" if done else f"no console serves port {port}")
             return 0 if done else 1
         handle, found = background.wait(serving.start(settings, binding, detached=detach))
-        told = {**found, "acts": token is not None}
+        told = {**found, "acts": binding.knows_people}
         print_json(told) if json else print(
-            f"{found['url']}  ({'with a token, it acts' if token else 'it only reads'})", flush=True
+            f"{found['url']}  ({'with a token, it acts' if told['acts'] else 'it only reads'})", flush=True
         )
         if open:
             typer.launch(found["url"])
@@ -77,11 +102,11 @@ def _serve(handle: Any) -> None:
         raise ClusterError(f"the console has ended: {error.message}") from None
 
 
-def _token(file: Path | None) -> str | None:
+def _token(file: Path | None, variable: str) -> str | None:
     from ..console.access import LEAST_TOKEN
 
     try:
-        token = file.read_text(encoding="utf-8") if file is not None else os.environ.get(TOKEN_VARIABLE, "")
+        token = file.read_text(encoding="utf-8") if file is not None else os.environ.get(variable, "")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise InvalidConfiguration(f"the token in {file} can't be read: {reason}") from None
@@ -89,6 +114,6 @@ def _token(file: Path | None) -> str | None:
     if not token and file is None:
         return None
     if len(token) < LEAST_TOKEN:
-        where = str(file) if file is not None else TOKEN_VARIABLE
+        where = str(file) if file is not None else variable
         raise InvalidConfiguration(f"the token in {where} has fewer than {LEAST_TOKEN} characters: take a random one")
     return token

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from understudy.config import ModelProfile, Settings, model_profiles_from_environment
 from understudy.errors import InvalidConfiguration, InvalidInput
-from understudy.identifiers import check_identifier, new_identifier
+from understudy.identifiers import check_identifier, check_identity, new_identifier
 from understudy.prices import price_table
 from understudy.protocol import NewSession
 from understudy.reads import DrainInfo, Note, SessionRecord
@@ -64,6 +64,7 @@ class Cluster:
         code_by_value: bool = True,
         start: bool = True,
         timeout: float = 60.0,
+        identity: str = "",
     ) -> Cluster:
         """Connect; start Ray as a daemon if none runs, and the services if they don't.
 
@@ -79,6 +80,8 @@ class Cluster:
             code_by_value: let tools defined in `__main__` travel by value.
             start: start what does not run; if False, raise `ClusterUnreachable` instead.
             timeout: seconds until the services must answer.
+            identity: who asks for what is done here (a name, an address), for the events that tell of it; nothing
+                proves it, and nothing is allowed or refused by it.
 
         Raises:
             InvalidConfiguration: a setting can't be used.
@@ -93,6 +96,7 @@ class Cluster:
         check_identifier(settings.namespace, "namespace")
         check_size(settings)
         settings = replace(settings, prices=price_table({**settings.prices, **price_table(prices or {})}))
+        check_identity(identity)
         refuse_temporary(settings.store)
         known = list(profiles)
         known += model_profiles_from_environment()
@@ -101,6 +105,7 @@ class Cluster:
         known = [replace(profile, prices={**settings.prices, **profile.prices}) for profile in known]
         # Here, not on the background loop: Ray sets its signal handlers only from the main thread.
         connection = Connection(settings, connect_ray(address, start=start))
+        connection.identity = identity
         background.wait(connection.open(known, timeout, start=start))
         return cls(connection, settings, default, by_value if code_by_value else None)
 

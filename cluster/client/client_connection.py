@@ -24,25 +24,29 @@ class ClientConnection(ABC):
     Attributes:
         settings: of the services.
         follower: tells what is committed and streamed.
+        identity: who uses it, for the events of what is asked for; empty: nobody says.
     """
 
     def __init__(self, settings: Settings, homes: Homes) -> None:
         self.settings = settings
         self.follower = Follower(homes)
         self._homes = homes
+        self.identity = ""
 
     async def events(self, session_id: str, after: int) -> list[EventWire]:
         """Events of a session after a `seq`, in wire form."""
         return await asked(self._homes, list[EventWire], session_id, "events", session_id, after)
 
-    async def change(self, kind: type[Result], method: str, session_id: str, *arguments: Any) -> Result:
+    async def change(self, kind: type[Result], method: str, session_id: str, *arguments: Any, by: str = "") -> Result:
         """A request of a session's node service that could do more when it is repeated: its id is made here, once for
         all its attempts.
 
         Args:
             kind: of its result.
+            by: who asks for it, if not the connection's `identity`.
         """
-        return await asked(self._homes, kind, session_id, method, session_id, *arguments, new_identifier())
+        request = new_identifier(), by or self.identity
+        return await asked(self._homes, kind, session_id, method, session_id, *arguments, *request)
 
     async def read(self, kind: type[Result], what: str, *arguments: Any, **options: Any) -> Result:
         """One of `READS`, at the node service of the session that the first argument names, if there is one.

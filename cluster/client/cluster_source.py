@@ -38,9 +38,9 @@ class ClusterSource:
                     raise news[0]
                 yield news[0].to_wire()
 
-    async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
+    async def act(self, method: str, session_id: str, *arguments: Any, by: str = "") -> Any:
         anything: Any = Any
-        return await self._connection.change(anything, method, session_id, *arguments)
+        return await self._connection.change(anything, method, session_id, *arguments, by=by)
 
     async def drain(self, node_id: str, timeout: float) -> None:
         await self._connection.drain(node_id, timeout, wait=False, stop=False)

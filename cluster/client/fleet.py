@@ -70,8 +70,8 @@ class Source(Protocol):
         """Events of a session after a `seq`, each once and in order, as they are committed."""
         ...
 
-    async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
-        """A request that changes something (`Requests`)."""
+    async def act(self, method: str, session_id: str, *arguments: Any, by: str = "") -> Any:
+        """A request that changes something (`Requests`), and who asks for it."""
         ...
 
     async def drain(self, node_id: str, timeout: float) -> None:

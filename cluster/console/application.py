@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -86,13 +86,13 @@ class Console:
             Route("/api/sessions/{session}/messages", read(self._messages)),
             Route("/api/sessions/{session}/events", read(self._events)),
             Route("/api/sessions/{session}/trace", read(self._trace)),
-            *fleet_routes(source, self._hub, read, act),
+            *fleet_routes(source, self._hub, read, act, self._identity),
             Route("/api/sessions/{session}/{action}", act(self._act), methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
         self.app = app
-        app.add_middleware(_Headers)
+        app.add_middleware(_Headers, prefix=binding.prefix)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -147,10 +147,12 @@ class Console:
 
     async def _me(self, request: Request) -> Response:
         access = self._access
-        locked = access.has_token and not access.may_act(request)
+        person = access.person(request)
+        locked = access.has_token and person is None
         told = {"has_token": access.has_token, "locked": locked, "may_act": access.may_act(request)}
-        known = {} if locked else {"namespace": self._namespace, "version": understudy.__version__}
-        return json_answer({**told, **known})
+        name = person.name if person else ""
+        shown = {"name": name, "namespace": self._namespace, "version": understudy.__version__}
+        return json_answer({**told, **({} if locked else shown)})
 
     async def _log_in(self, request: Request) -> Response:
         self._access.check_origin(request)
@@ -159,14 +161,14 @@ class Console:
             await asyncio.sleep(WRONG_TOKEN_SECONDS)
             raise AccessDenied("this is not the console's token", 401)
         response = json_answer({"ok": True})
-        response.set_cookie(self._access.cookie, cookie, httponly=True, samesite="strict", path="/")
+        response.set_cookie(value=cookie, **self._access.cookie(request))
         return response
 
     async def _log_out(self, request: Request) -> Response:
         self._access.check_origin(request)
         self._access.log_out(request)
         response = json_answer({"ok": True})
-        response.delete_cookie(self._access.cookie, httponly=True, samesite="strict", path="/")
+        response.delete_cookie(**self._access.cookie(request))
         return response
 
     async def _fleet_stream(self, request: Request) -> Response:
@@ -252,7 +254,13 @@ class Console:
         _check_body(action, body)
         arguments = [body.get(name, DEFAULTS.get(name)) for name in ACTIONS[action]]
         async with asyncio.timeout(ACT_SECONDS):
-            return json_answer({"done": await self._source.act(action, session, *arguments)})
+            done = await self._source.act(action, session, *arguments, by=self._identity(request))
+        return json_answer({"done": done})
+
+    def _identity(self, request: Request) -> str:
+        """Who has sent a request; empty if nobody is known."""
+        person = self._access.person(request)
+        return person.name if person else ""
 
 
 def _check_body(action: str, body: Wire) -> None:
@@ -271,12 +279,19 @@ def _check_body(action: str, body: Wire) -> None:
 
 
 class _Headers:
-    """ASGI middleware: the headers of every answer."""
+    """ASGI middleware: the headers of every answer, and the prefix of paths, which a proxy may have taken off."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, prefix: str) -> None:
         self._app = app
+        self._prefix = prefix
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._prefix and scope["type"] == "http":
+            if scope["path"] == self._prefix:  # without the slash the page's own files would be beside it
+                return await RedirectResponse(f"{self._prefix}/", 308)(scope, receive, send)
+            if scope["path"].startswith(f"{self._prefix}/"):
+                scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
+
         async def sent(part: Any) -> None:
             if part["type"] == "http.response.start":
                 cached = scope.get("path", "").startswith("/static/") or scope.get("path") == "/"

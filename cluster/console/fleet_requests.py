@@ -27,14 +27,19 @@ LONGEST_DRAIN = 24 * 3600
 
 
 def fleet_routes(
-    source: Source, hub: Hub, read: Callable[[Handler], Handler], act: Callable[[Handler], Handler]
+    source: Source,
+    hub: Hub,
+    read: Callable[[Handler], Handler],
+    act: Callable[[Handler], Handler],
+    identity: Callable[[Request], str],
 ) -> list[Route]:
     """The routes.
 
     Args:
         read, act: put a handler behind the rules for who may read, and who may act.
+        identity: who has sent a request; empty if nobody is known.
     """
-    found = FleetRequests(source, hub)
+    found = FleetRequests(source, hub, identity)
     return [
         Route("/api/sessions", read(found.page)),
         Route("/api/nodes", read(found.nodes)),
@@ -47,9 +52,10 @@ def fleet_routes(
 class FleetRequests:
     """The handlers."""
 
-    def __init__(self, source: Source, hub: Hub) -> None:
+    def __init__(self, source: Source, hub: Hub, identity: Callable[[Request], str]) -> None:
         self._source = source
         self._hub = hub
+        self._identity = identity
 
     async def page(self, request: Request) -> Response:
         """A page of sessions (`understudy.store.reads.overview.page`)."""
@@ -111,7 +117,7 @@ class FleetRequests:
             raise InvalidInput("name the run that the input begins: run_id")
         run = Input(check_identifier(run_id, "run_id"), text)
         async with asyncio.timeout(ACT_SECONDS):
-            accepted = await self._source.act("send", session, run)
+            accepted = await self._source.act("send", session, run, by=self._identity(request))
         return json_answer({"done": bool(accepted["created"]), "run_id": run.run_id})
 
 

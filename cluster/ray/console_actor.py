@@ -36,7 +36,7 @@ def console_name(settings: Settings, port: int) -> str:
 def url_of(binding: Binding) -> str:
     """What to open in a browser."""
     host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(binding.host, binding.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{binding.port}/"
+    return f"http://{f'[{host}]' if ':' in host else host}:{binding.port}{binding.prefix}/"
 
 
 # No CPUs: a pod's head offers none, and is where people run commands.
@@ -61,7 +61,13 @@ class ConsoleActor(Versioned):
         app = application(ClusterSource(self._connection), binding, namespace=self._settings.namespace)
         # Neither requests nor their addresses are logged: nothing that could hold a token is ever written.
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1, server_header=False
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=1,
+            server_header=False,
+            proxy_headers=False,  # they count with the proxy's secret only
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listening]))

@@ -285,7 +285,7 @@ def resume(tx: Transaction, session_id: str) -> bool:
     tx.changed(row)
     row.status, row.error, row.deaths, row.stuck = "idle", None, [], 0
     row.progress_at_death = row.progress
-    tx.append(row, events.SessionResumed(last_run=row.span_before))
+    tx.append(row, events.SessionResumed(by=tx.by, last_run=row.span_before))
     return True
 
 

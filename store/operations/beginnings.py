@@ -169,7 +169,7 @@ def accept(
          "request_id": request_id, "sampled": None if sampled is None else int(sampled)},
     )  # fmt: skip
     event = events.RunAccepted(
-        run_id=run_id, trace_id=trace_id, sampled=sampled, source=source, parent_span_id=parent_span_id
+        run_id=run_id, trace_id=trace_id, sampled=sampled, source=source, parent_span_id=parent_span_id, by=tx.by
     )
     tx.append(row, event)
     payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}

@@ -245,7 +245,7 @@ def request_cancel(
     tx.changed(row)
     row.cancel_reason = reason = storable(reason)
     row.cancel_as = ending
-    tx.append(row, events.CancelRequested(reason=reason))
+    tx.append(row, events.CancelRequested(reason=reason, by=tx.by))
     where = (RUN.c.namespace == tx.namespace, RUN.c.session_id == row.session_id, RUN.c.run_id == row.run_id)
     # Nobody's answer is waited for any more.
     tx.read(update(RUN).where(*where).values(cancel_requested=reason, status="running"), row.session_id)
@@ -422,7 +422,7 @@ def close(tx: Transaction, session_id: str, reason: str) -> bool:
     row.closed = 1
     row.task_open = 0 if row.task_open == TASK_LINKED else row.task_open
     wakeups.drop_all(tx, row)
-    tx.append(row, events.SessionClosed(reason=reason, last_run=row.span_before))
+    tx.append(row, events.SessionClosed(reason=reason, by=tx.by, last_run=row.span_before))
     end_queued(tx, row, "cancelled", reason)
     _leave_background(tx, row, reason)
     request_cancel(tx, row, reason)

@@ -179,7 +179,7 @@ def _accept(
     tx.read(update(QUESTION).where(*where).values(answer=said, answered_at=tx.now), row.session_id)
     event = events.InputReceived(
         call_id=call_id, kind=question["kind"], asked=number, decision=said["decision"],
-        waited=tx.now - question["asked_at"], timed_out=timed_out,
+        waited=tx.now - question["asked_at"], timed_out=timed_out, by=tx.by,
     )  # fmt: skip
     tx.append(row, event)
     tx.drop_timer(row, QUESTION_TIMER + call_id)

@@ -354,8 +354,8 @@ class Kernel:
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """A client's request; one that needs an id, and is given none, gets a new one."""
-        wanted = inspect.signature(getattr(Requests, method)).parameters
-        if "request_id" in wanted and len(arguments) == len(wanted) - 2:
+        wanted = list(inspect.signature(getattr(Requests, method)).parameters)
+        if "request_id" in wanted and len(arguments) == wanted.index("request_id") - 1:
             arguments = (*arguments, new_identifier())
         return await self.call("request", method, *arguments)
 

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from understudy.cluster.console import application, live
-from understudy.cluster.console.access import Binding, is_loopback, token_digest
+from understudy.cluster.console.access import Binding, Person, is_loopback, token_digest
 from understudy.cluster.console.live import Hub, SharedReads, TreeLog, with_totals
 from understudy.errors import InvalidConfiguration, StoreUnreachable
 from understudy.store.reads import traces
@@ -538,10 +538,10 @@ def test_totals_of_a_tree_are_those_of_all_below() -> None:
 def test_others_than_this_machine_need_a_token(host: str, loopback: bool) -> None:
     """Without a token the console listens on loopback addresses only; with one, anywhere."""
     assert is_loopback(host) is loopback
-    Binding(host, 1, token_digest(TOKEN)).check()
+    Binding(host, 1, {token_digest(TOKEN): Person("console")}).check()
     if loopback:
         Binding(host, 1).check()
     else:
         with pytest.raises(InvalidConfiguration, match="--token-file"):
             Binding(host, 1).check()
-    assert TOKEN not in repr(Binding(host, 1, token_digest(TOKEN)))
+    assert TOKEN not in repr(Binding(host, 1, {token_digest(TOKEN): Person("console")}))

@@ -12,6 +12,9 @@ export class Refused extends Error {
   }
 }
 
+// Where the page is, there is the server: a proxy may have it below a path of its own.
+const here = (path) => path.replace(/^\//, "");
+
 async function answer(response) {
   const data = await response.json().catch(() => ({}));
   if (!response.ok) throw new Refused(response.status, data.error || {});
@@ -19,11 +22,11 @@ async function answer(response) {
 }
 
 export async function get(path) {
-  return answer(await fetch(path, { headers: { accept: "application/json" } }));
+  return answer(await fetch(here(path), { headers: { accept: "application/json" } }));
 }
 
 export async function post(path, body = {}) {
-  return answer(await fetch(path, {
+  return answer(await fetch(here(path), {
     method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
   }));
 }
@@ -63,7 +66,7 @@ export function stream(path, handlers, { state, refused, check }) {
   }
 
   function open() {
-    source = new EventSource(last ? `${path}?last=${encodeURIComponent(last)}` : path);
+    source = new EventSource(here(last ? `${path}?last=${encodeURIComponent(last)}` : path));
     heard();
     source.onopen = () => { delay = FIRST_MS; state("live"); heard(); };
     source.onerror = again;

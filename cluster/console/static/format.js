@@ -97,7 +97,8 @@ export function told(event) {
     service_restarted: () => `node ${data.node_id.slice(0, 8)}, pid ${data.old_pid} → ${data.pid}`,
     service_lost: () => `node ${data.node_id.slice(0, 8)}, pid ${data.old_pid}`,
   };
-  if (lines[event.type]) return lines[event.type]();
+  const by = data.by ? `by ${data.by}` : "";
+  if (lines[event.type]) return [lines[event.type](), by].filter(Boolean).join(", ");
   return Object.entries(data).filter(([, value]) => value !== null && value !== "" && value !== 0 && value !== false)
     .map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`).join(" ");
 }
