@@ -11,7 +11,7 @@ from understudy import logs
 from understudy.config import ModelProfile, Settings
 from understudy.errors import InvalidConfiguration
 from understudy.identifiers import digest
-from understudy.ports import ModelGateway, TaskRunner, ToolHost
+from understudy.ports import ClusterHead, ModelGateway, TaskRunner, ToolHost
 from understudy.reads import OwnerRecord
 from understudy.redaction import know, passwords
 from understudy.store.reads import queries
@@ -34,6 +34,7 @@ class NodeHost:
     def __init__(
         self, settings: Settings, node_id: str, span_directory: str, address: str, *, gateway: ModelGateway,
         tell: Tell, kill: Kill, runner: TaskRunner, tool_host: ToolHost, kill_tool_host: Kill,
+        head: ClusterHead,
     ) -> None:  # fmt: skip
         os.umask(0o077)  # the store and the spans hold whole conversations
         # The exporters read their variables themselves. What the connect says comes before what this node has.
@@ -50,7 +51,7 @@ class NodeHost:
             command_directory=_command_directory(settings),
         )  # fmt: skip
         self._gateway, self._tell, self._kill, self._runner = gateway, tell, kill, runner
-        self._tool_host, self._kill_tool_host = tool_host, kill_tool_host
+        self._tool_host, self._kill_tool_host, self._head = tool_host, kill_tool_host, head
         self._service: NodeService | None = None
         self._starting = asyncio.Lock()
         self._started = False
@@ -64,7 +65,7 @@ class NodeHost:
                 if self._service is None:
                     self._service = NodeService(
                         self._config, self._gateway, self._tell, self._kill, runner=self._runner,
-                        tool_host=self._tool_host, kill_tool_host=self._kill_tool_host,
+                        tool_host=self._tool_host, kill_tool_host=self._kill_tool_host, head=self._head,
                     )  # fmt: skip
                 if not self._started:
                     await self._service.start()

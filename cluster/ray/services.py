@@ -36,6 +36,7 @@ from .placing import CPU_SLIVER
 from .ray_edge import (
     RAY_NAMESPACE,
     actor_names,
+    ask_head,
     cluster_identity,
     find_actor,
     kill_process,
@@ -130,16 +131,18 @@ class NodeActor(NodeCalls):
         from understudy.node.hosting import NodeHost
 
         from .farewell import Farewell
+        from .head_watch import HeadWatch
         from .peers import Peers
         from .tool_tasks import RayTasks
 
         super().__init__()
+        self._head = HeadWatch(ask_head)
         gateway = OwnGateway(settings, node_id, GatewayActor)
         tools = OwnToolHost(settings, node_id, ToolHostActor)
         self._host = NodeHost(
             settings, node_id, span_directory, str(ray.util.get_node_ip_address()), gateway=gateway.calls,
             tell=Peers(settings).tell, kill=gateway.kill, runner=RayTasks(settings), tool_host=tools.host,
-            kill_tool_host=tools.kill,
+            kill_tool_host=tools.kill, head=self._head,
         )  # fmt: skip
         self._guard = SupervisorGuard(
             self._host.owner, lambda holder: supervisor_here(holder, settings.instance), self._kill_supervisor,
@@ -194,6 +197,7 @@ class NodeActor(NodeCalls):
 
     async def stop(self) -> None:
         """Commit what was submitted and let go of the store."""
+        self._head.close()
         await self._socket.close()
         await self._host.close()
 
