@@ -108,6 +108,11 @@ KNOWN = f"last_over_time({SERVICES}[{MEMORY}])"
 """The node services that were scraped of late, each with its `job` and `instance`."""
 
 
+def _each(expr: str) -> str:
+    """What an expression has for each node service, by labels that others have as well."""
+    return f"sum by (job, instance) ({expr})"
+
+
 def _error_burn(name: str, factor: float, short: str, long: str, **settings: Any) -> Alert:
     limit = f"> {factor * ERROR_BUDGET:g}"
     shares = tuple(Condition(model_error_share(_over(window)), limit) for window in (short, long))
@@ -126,8 +131,8 @@ def _always(expr: str, window: str) -> tuple[Condition, Condition]:
 
 def _gone() -> tuple[Alert, ...]:
     """What is no longer there, and what Prometheus does not see."""
-    there = CLUSTER.series(names.NODES, 'state!="missing"')
-    known_nodes = f"max by (job) (sum by (job, instance) ({there}))"
+    there = _each(CLUSTER.series(names.NODES, 'state!="missing"'))
+    known_nodes = f"max by (job) ({there})"
     known_targets = f"count by (job) (up and on (job, instance) {KNOWN})"
     return (
         Alert(
@@ -231,13 +236,14 @@ def _recovery() -> tuple[Alert, ...]:
 
 def _saturation() -> tuple[Alert, ...]:
     """Work that waits."""
-    ready = f"min_over_time({CLUSTER.series(names.READY_SESSIONS)}[10m])"
     acting = CLUSTER.series(names.FRAMES, 'state="acting"')
-    used = f"avg_over_time({acting}[10m]) / on (job, instance) avg_over_time({CLUSTER.series(names.ACTORS_CAP)}[10m])"
+    waiting = Condition(_each(f"min_over_time({CLUSTER.series(names.READY_SESSIONS)}[10m])"), "> 0")
+    cap = _each(f"avg_over_time({CLUSTER.series(names.ACTORS_CAP)}[10m])")
+    used = f"{_each(f'avg_over_time({acting}[10m])')} / {cap}"
     return (
         Alert(
             name="UnderstudyActorsBusy",
-            conditions=(Condition(f"{ready} and on (job, instance) {used} >= {FULL}", "> 0"),),
+            conditions=(waiting, Condition(used, f">= {FULL}")),
             lasting="5m",
             severity="warning",
             about="instance",
@@ -245,7 +251,7 @@ def _saturation() -> tuple[Alert, ...]:
         ),
         Alert(
             name="UnderstudyActorsLacking",
-            conditions=(Condition(f"{ready} and on (job, instance) {used} < {FULL}", "> 0"),),
+            conditions=(waiting, Condition(used, f"< {FULL}")),
             lasting="5m",
             severity="warning",
             about="instance",

@@ -9,12 +9,13 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.samples import Sample
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from understudy.node import adoption, projection
 from understudy.node.node_service import NodeService
@@ -26,6 +27,7 @@ from understudy.observability.metrics import Metrics
 from understudy.observability.span_files import read_spans
 from understudy.observability.span_sink import TRIES_TOGETHER, SpanSink
 from understudy.observability.spans import spans_of
+from understudy.store.db.statements import ACCOUNT
 from understudy.store.journal import Journal
 from understudy.store.operations import beginnings, presence, progress
 from understudy.store.operations.presence import Log
@@ -527,6 +529,7 @@ async def test_the_store_is_counted_as_it_is(store: str, tmp_path: Path) -> None
         assert 0 <= total(found, "understudy_inbox_oldest_seconds") < 60
         assert total(found, "understudy_timers_pending") == 1
         assert total(found, "understudy_budget_tokens", state="allowed") == 1_000
+        assert total(found, "understudy_budgets_near_limit", resource="tokens") == 0
         assert unbalanced(found) == 0
         families = {family.name for family in metrics.registry.collect()}
         assert {names.prometheus_name(row.name, row.unit) for row in LIVE_TABLE.values()} <= families
@@ -538,6 +541,15 @@ async def test_the_store_is_counted_as_it_is(store: str, tmp_path: Path) -> None
         assert total(shown(metrics), "understudy_runs_live") == 2
         kernel.service.homes.nodes = ["node1"]
         await kernel.service.journal.submit(lambda tx: _rehome(tx, "queued", "node1"))
+        for spent, near in ((900, 1), (899, 0), (0, 0)):
+            await kernel.service.journal.submit(partial(_spend, session_id="queued", amount=spent))
+            await counting.count()
+            assert total(shown(metrics), "understudy_budgets_near_limit", resource="tokens") == near
+
+
+def _spend(tx: Any, session_id: str, amount: int) -> None:
+    tx.writes += 1
+    tx.connection.execute(update(ACCOUNT).where(ACCOUNT.c.session_id == session_id).values(spent=amount))
 
 
 def _rehome(tx: Any, session_id: str, node_id: str) -> None:

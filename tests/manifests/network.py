@@ -47,12 +47,12 @@ NEEDED: tuple[Flow, ...] = (
     ("head", "to", DATABASE, 6443),
     ("worker", "to", INTERNET, 443),
     ("worker", "from", PROMETHEUS, 9464),
-    ("head", "from", PROMETHEUS, 8080),
+    *(("head", "from", PROMETHEUS, port) for port in (8080, 44217, 44227)),
     ("worker", "from", PROMETHEUS, 8080),
     ("head", "from", OPERATOR, 8265),
 )
 FORBIDDEN: tuple[Flow, ...] = (
-    *(("head", "from", STRANGER, port) for port in (6379, 8265, 10001, 8080, 52365)),
+    *(("head", "from", STRANGER, port) for port in (6379, 8265, 10001, 8080, 44217, 44227, 52365)),
     *(("worker", "from", STRANGER, port) for port in (9464, 8080, 10002)),
     *((role, "from", INTERNET, 8265) for role in ("head", "worker", "submitter")),
     ("head", "from", PROMETHEUS, 8265),
