@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from .errors import InvalidConfiguration, InvalidInput
 from .identifiers import check_identifier, digest
 from .prices import Price, price_table
+from .scaling import NODES, Scaling, scaling_of
 from .telemetry import telemetry_of, telemetry_problems
 
 OFFLINE_MODEL = "offline"
@@ -237,6 +238,9 @@ class Settings:
     offline_latency: float = 0.05
     schema_policy: str = "auto"
     prices: Mapping[str, Price] = field(default_factory=dict, hash=False)
+    scaling: Scaling | None = None
+    """None: the number of nodes does not follow the load."""
+
     telemetry: Mapping[str, str] = field(default_factory=dict, hash=False)
     """`OTEL_…` and `UNDERSTUDY_…` variables of `telemetry.py`, for the services; some are secrets."""
 
@@ -292,6 +296,10 @@ class Settings:
             prices = price_table(env["UNDERSTUDY_PRICES"]) if env.get("UNDERSTUDY_PRICES") else {}
         except InvalidConfiguration as error:
             problems.append(f"UNDERSTUDY_PRICES: {error.message}")
+        scaling, wrong = scaling_of(env)
+        problems += wrong
+        if scaling is not None and dsn.startswith("sqlite"):
+            problems.append(f"{NODES} needs PostgreSQL: a SQLite store has one node")
         telemetry = telemetry_of(env)
         problems += telemetry_problems(telemetry)
         if problems:
@@ -306,6 +314,7 @@ class Settings:
             offline_latency=latency,
             schema_policy=policy,
             prices=prices,
+            scaling=scaling,
             telemetry=telemetry,
         )
 
@@ -325,6 +334,7 @@ class Settings:
             "UNDERSTUDY_METRICS_PORT": str(self.metrics_port),
             "UNDERSTUDY_OFFLINE_LATENCY": f"{self.offline_latency:g}",
             "UNDERSTUDY_SCHEMA_POLICY": self.schema_policy,
+            NODES: str(self.scaling or ""),
         }
         hidden = dict(self.telemetry)
         if self.prices:

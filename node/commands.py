@@ -161,6 +161,11 @@ class Commands:
 
     # What follows from rows.
 
+    @property
+    def any_at_work(self) -> bool:
+        """Whether commands run on this node, which end with its machine."""
+        return bool(self._watched or self._starting)
+
     def note(self, nodes: dict[str, None]) -> None:
         """Something was written of commands of these nodes."""
         if self._node.config.node_id in nodes:

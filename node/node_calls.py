@@ -16,7 +16,7 @@ from understudy.protocol import Exit, Judged, News, StepCall, Work
 from understudy.rates import RateReport, RateShares
 from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
-from understudy.supervisor.ports import NodeReport, TakenUp
+from understudy.supervisor.ports import DrainReport, NodeReport, TakenUp
 from understudy.tool_hosting import ServerAnswer, ServerCall, ServerTools
 from understudy.tool_tasks import TaskNews, ToolTask
 from understudy.transport.serving import Serving
@@ -183,10 +183,18 @@ class NodeCalls(ABC):
         node = await self._node()
         node.frames.supply.cap = cap or node.frames.supply.cap
         demand = await node.frames.supply.demand(timeout)
+        drain = node.homes.drain if node.homes.is_drained else None
+        frames = node.frames
         return NodeReport(
-            await self.pid(), node.generation, node.homes.nodes, node.homes.is_drained, demand,
-            list(node.frames.known.condemned), node.frames.named(), node.frames.supply.memory(), node.rates.report,
+            await self.pid(), node.generation, node.homes.nodes,
+            DrainReport(drain.reason, drain.finished_at > 0) if drain is not None else None, demand,
+            list(frames.known.condemned), frames.named(), frames.supply.memory(), node.rates.report,
+            stays=node.commands.any_at_work,
         )  # fmt: skip
+
+    async def give(self, count: int, node_id: str) -> int:
+        """See `Sharing.give`."""
+        return await (await self._node()).sharing.give(count, node_id)
 
     async def share_rates(self, shares: RateShares) -> RateReport | None:
         """See `NodeRates.share`."""

@@ -42,6 +42,7 @@ from .projection import Projection
 from .rates import NodeRates
 from .rounds import Rounds
 from .service_link import Kill, NoHead, never_killed
+from .sharing import Sharing
 from .shown import show_all
 from .specifications import Specifications
 from .sweep import Sweep
@@ -100,6 +101,7 @@ class NodeService(NodeBasis):
         self.draining = Draining(
             self, self.frames, self.calls, self.claims, self.interrupts, self.tasks, self.tool_servers
         )  # fmt: skip
+        self.sharing = Sharing(self, self.frames, self.specifications, self.tasks, self.tool_servers)
         self.notices = Notices(
             self, self.frames, self.calls, self.claims, self.interrupts, self.feed, self.timers,
             self.commands, tell=tell,

@@ -174,6 +174,11 @@ class Paging:
         """How many sessions wait for a frame of a placement."""
         return len(self._turns.get(placement, ()))
 
+    def ready_since(self, placement: str) -> float | None:
+        """When the session that has waited longest for a frame of a placement was queued (monotonic seconds)."""
+        turns = self._turns.get(placement)
+        return turns.since if turns is not None else None
+
     def holder(self, session_id: str) -> Slot | None:
         """The frame that holds the session."""
         return next((slot for slot in self.slots.values() if slot.session_id == session_id), None)

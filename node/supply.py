@@ -59,6 +59,8 @@ class Supply:
         for name, demand in found.items():
             demand.frames = [slot.frame_id for slot in self._paging.slots.values() if slot.placement == name]
             demand.taken = self._paging.taken.pop(name, 0)
+            since = self._paging.ready_since(name)
+            demand.oldest = time.monotonic() - since if since is not None else 0.0
         return found
 
     async def retire(self, leaving: dict[str, int]) -> None:

@@ -1,10 +1,11 @@
 """In what order ready sessions get frames: fair between trees, and interrupted ones first within bounds.
 
-Every operation takes the same time, however many sessions are ready. Plain data, no clock, no Ray.
+Every operation takes the same time, however many sessions are ready. Plain data, no Ray.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -86,20 +87,25 @@ class Turns:
         self._interrupted = Trees()
         self._others = Trees()
         self._in_a_row = 0
-        self._count = 0
+        self._since: dict[str, float] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._since)
+
+    @property
+    def since(self) -> float:
+        """When the session that has waited longest was queued (monotonic seconds). Of some that are here."""
+        return next(iter(self._since.values()))
 
     def add(self, ready: Ready) -> None:
         """Queue a session that is not in here."""
         self._of(ready).add(ready)
-        self._count += 1
+        self._since[ready.session_id] = time.monotonic()
 
     def discard(self, ready: Ready) -> None:
         """Take a session that is in here out of turn."""
         self._of(ready).discard(ready)
-        self._count -= 1
+        self._since.pop(ready.session_id, None)
 
     @property
     def must_resume(self) -> bool:
@@ -110,8 +116,9 @@ class Turns:
         """The session whose turn it is."""
         first = self.must_resume
         self._in_a_row = self._in_a_row + 1 if first and self._others else 0
-        self._count -= 1
-        return (self._interrupted if first else self._others).take()
+        ready = (self._interrupted if first else self._others).take()
+        self._since.pop(ready.session_id, None)
+        return ready
 
     def _of(self, ready: Ready) -> Trees:
         return self._interrupted if ready.interrupted else self._others

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from .ports import FrameHandle, NodeHandle
+from .ports import DrainReport, FrameHandle, NodeHandle
+from .scaling import NodeLoad
 from .stock import Stock
 
 
@@ -18,6 +19,8 @@ class Node:
         turns: who may create a frame of a placement now.
         leaving: how many frames of each placement were told to leave when they rest.
         ending: frames whose deaths are being told to this service.
+        load: as it was reported last; None before the first report.
+        drain: the same, of its drain.
     """
 
     handle: NodeHandle
@@ -27,6 +30,13 @@ class Node:
     leaving: dict[str, int] = field(default_factory=dict)
     ending: set[str] = field(default_factory=set)
     heard: float = field(default_factory=lambda: time.monotonic())
+    load: NodeLoad | None = None
+    drain: DrainReport | None = None
+
+    def expects(self, sessions: int) -> None:
+        """So many sessions come here that wait for a frame: until the next report they count as here."""
+        if self.load is not None:
+            self.load = replace(self.load, ready=self.load.ready + sessions)
 
 
 class Known:
@@ -34,6 +44,7 @@ class Known:
 
     Attributes:
         term: rises with each start; what began in an earlier one is void.
+        released: the CPUs of nodes that were given back, and that the cluster still has: they get no service.
         well: when each frame was last known to be well (monotonic).
         stopped: nothing is restarted any more.
         told: the generation, and the nodes that act for it: both change together.
@@ -43,6 +54,7 @@ class Known:
         self.term = 0
         self.nodes: dict[str, Node] = {}
         self.frames: dict[str, FrameHandle] = {}
+        self.released: dict[str, float] = {}
         self.well: dict[str, float] = {}
         self.told = (0, list[str]())
         self.stopped = False
@@ -50,7 +62,7 @@ class Known:
     def begin(self) -> None:
         """A term begins: nothing is known."""
         self.term += 1
-        self.nodes, self.frames, self.well = {}, {}, {}
+        self.nodes, self.frames, self.released, self.well = {}, {}, {}, {}
 
     def serves(self, node: Node, term: int) -> bool:
         """Whether the node is still part of the cluster that was found when this term began."""

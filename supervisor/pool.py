@@ -18,6 +18,7 @@ class Demand(msgspec.Struct):
         acting, waiting, standby: frames (`Slot.state`).
         frames: the ids of those that have called in.
         taken: standbys that were given work since this was last asked for.
+        oldest: seconds that one of the ready sessions has waited, the longest of all.
     """
 
     ready: int = 0
@@ -26,6 +27,7 @@ class Demand(msgspec.Struct):
     standby: int = 0
     frames: list[str] = []
     taken: int = 0
+    oldest: float = 0.0
 
     @property
     def alive(self) -> int:

@@ -16,28 +16,38 @@ ADOPT_SECONDS = 4.0
 """A frame that is adopted is waited for no longer; well below the time after which a node counts as lost."""
 
 
+class DrainReport(msgspec.Struct):
+    """A node is drained: why, and whether nothing is left there."""
+
+    reason: str
+    finished: bool
+
+
 class NodeReport(msgspec.Struct):
     """What a node service tells its supervisor of itself.
 
     Attributes:
         pid: of its process.
         generation, nodes: whom it acts for, and beside whom; 0 and none before it was told.
+        drain: None while it is not drained.
         demand: per placement.
         condemned: frames that the supervisor shall kill.
         named: all frames that are known there, with their pids (0: not known, or another machine's).
         memory: None where it was not measured.
         rates: how the rate limits of endpoints are used there; None before its gateway has said so.
+        stays: something runs there that would be lost with the node, such as a command in the background.
     """
 
     pid: int
     generation: int
     nodes: list[str]
-    draining: bool = False
+    drain: DrainReport | None = None
     demand: dict[str, Demand] = {}
     condemned: list[str] = []
     named: dict[str, int] = {}
     memory: Memory | None = None
     rates: RateReport | None = None
+    stays: bool = False
 
 
 class TakenUp(msgspec.Struct):
@@ -116,6 +126,10 @@ class Machinery(Protocol):
 
     def abandon(self, node: NodeHandle, frames: Sequence[FrameHandle]) -> None:
         """Have the processes of a lost node ended as far as they can still be reached; waits for nothing."""
+
+    async def request_nodes(self, cpus: list[float]) -> None:
+        """Have the cluster come to have nodes of so many CPUs each at least, all of its nodes counted, in place of what
+        was asked for before; with none nothing is asked for. Whether and when it does is the cluster's business."""
 
     def cpus(self, node_id: str) -> float:
         """CPUs of a node."""

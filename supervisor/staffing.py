@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from understudy.identifiers import new_identifier
+from understudy.placement import is_scarce
 from understudy.tasks import Tasks
 
 from .known import Known, Node
 from .pool import Demand
 from .ports import Machinery, NodeReport
 from .rate_sharing import RateSharing
+from .scaling import NodeLoad
 from .watching import Watching
 
 log = logging.getLogger(__name__)
@@ -72,7 +74,8 @@ class Staffing:
                 self._rates.heed(node, report.rates)
                 if report.memory is not None:
                     node.stock.measured(report.memory, time.monotonic())
-                if not report.draining:
+                node.drain, node.load = report.drain, load_of(node, report)
+                if report.drain is None:
                     await self._balance(node, report.demand)
             except Exception as error:
                 log.warning("demand of node %s unknown: %s", node.handle.node_id[:8], error)
@@ -107,7 +110,7 @@ class Staffing:
 
     async def _balance_now(self, node: Node) -> None:
         report: NodeReport = await node.handle.call("demand", 0.0)
-        if not report.draining:
+        if report.drain is None:
             await self._balance(node, report.demand)
 
     async def _create_frame(self, node: Node, frame_id: str, placement: str) -> None:
@@ -135,3 +138,18 @@ class Staffing:
             return
         self._known.frames[frame.frame_id] = frame
         self._tasks.spawn(self._watching.watch_frame(frame, self._known.term))
+
+
+def load_of(node: Node, report: NodeReport) -> NodeLoad:
+    """What a node has to do, as its service reports."""
+    rows = [row for name, row in report.demand.items() if not is_scarce(name)]
+    return NodeLoad(
+        node.handle.node_id,
+        node.cpus,
+        node.stock.cap,
+        busy=sum(row.acting for row in rows),
+        ready=sum(row.ready for row in rows),
+        oldest=max((row.oldest for row in rows), default=0.0),
+        stays=report.stays,
+        drained=report.drain is not None,
+    )

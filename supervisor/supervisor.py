@@ -17,6 +17,7 @@ from understudy.identifiers import new_identifier
 from understudy.profiles import check
 from understudy.protocol import FrameIdentity, ServiceDirectory, ServiceProcess, unpacked
 from understudy.reads import OwnerRecord
+from understudy.scaling import Scaling
 from understudy.tasks import Tasks
 from understudy.waiting import answered_within, is_set_within
 
@@ -24,6 +25,7 @@ from .drains import Drains
 from .known import Known, Node
 from .ports import Machinery, NodeHandle
 from .rate_sharing import RateSharing
+from .scaler import Scaler
 from .staffing import Staffing
 from .stock import Stock
 from .watching import PROBE_SECONDS, Watching
@@ -61,6 +63,7 @@ class Supervisor:
         standby: int,
         max_actors: int | None,
         profiles: list[Any] | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         self.machinery = machinery
         self.holder = holder
@@ -84,6 +87,7 @@ class Supervisor:
             machinery, self._known, self._tasks, self._watching, self._rates, standby, self._take_up
         )
         self.drains = Drains(self._ask, self._tell_all, lambda: list(self._known.nodes))
+        self._scaler = Scaler(machinery, self._known, self._tasks, self.drains, scaling, self._lose)
 
     async def run(self) -> None:
         """Supervise until `stop`. Waits while another cluster owns the store."""
@@ -222,6 +226,7 @@ class Supervisor:
         self._tasks.alone("reassure", self._reassuring)  # which that has ended as well
         self._failure = None
         self._known.begin()
+        self._scaler.begin(own)
         await self._join(own)
         joined = [answered_within(self._join(node_id), LOST_SECONDS) for node_id in others]
         await asyncio.gather(*joined, return_exceptions=True)  # the census tries again those that are late
@@ -319,14 +324,18 @@ class Supervisor:
         for node in list(self._known.nodes.values()):
             gone = node.handle.node_id not in others
             if node.handle.node_id != own and (gone or time.monotonic() - node.heard > LOST_SECONDS):
+                log.warning("node %s is lost", node.handle.node_id[:8])
                 self._lose(node)
-        for node_id in set(others) - self._known.nodes.keys() - self._joining:
+        for node_id in self._known.released.keys() - set(others):
+            del self._known.released[node_id]
+        for node_id in set(others) - self._known.nodes.keys() - self._joining - self._known.released.keys():
             self._tasks.spawn(self._welcome(node_id))
         if notices:
             self._tasks.spawn(self.drains.heed(notices))
+        self._scaler.look()
 
     def _lose(self, node: Node) -> None:
-        """A node is gone, or cut off: the others take up its sessions.
+        """A node is gone, or cut off, or was drained and is given back: the others take up what is left there.
 
         If it is only cut off its processes may live on. That is harmless: under the next generation its service
         activates nothing more, and with its next activation elsewhere a session has an epoch under which its old frame
@@ -334,7 +343,6 @@ class Supervisor:
         what it was allowed to start before may still begin: those sessions wait until that lease is over.
         """
         node_id = node.handle.node_id
-        log.warning("node %s is lost", node_id[:8])
         del self._known.nodes[node_id]
         lost = [frame for frame in self._known.frames.values() if frame.node_id == node_id]
         for frame in lost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -34,6 +35,13 @@ from ..ray.ray_edge import RAY_VERSION, settle
 from ..ray.services import supervisor_handle
 
 FREE_BYTES = 1 << 30
+OLDEST_OPERATOR = (1, 6)
+"""The oldest KubeRay that the manifests in `k8s/` are for. Earlier ones probe Ray with `wget`, which the image lacks,
+and know neither `upgradeStrategy` nor `authOptions.secretName`."""
+
+OPERATOR_TAGS = "RAY_USAGE_STATS_EXTRA_TAGS"
+"""Where KubeRay says its version, at the head only: `kuberay_version=v1.7.0;kuberay_crd=RayCluster` (its
+`ray-operator/controllers/ray/common/pod.go`, `setContainerEnvVars`)."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ def examine(store: str | None) -> list[Check]:
     checks.append(_guarded("store", lambda: _store(settings)))
     checks.append(_disk())
     checks.append(Check("sandbox", True, sandbox_here()))  # agents without `bash` need none
+    checks += _operator(os.environ.get(OPERATOR_TAGS, ""))
     try:
         address = running_address()
     except UnderstudyError as error:
@@ -121,6 +130,21 @@ def _disk() -> Check:
     there = next(path for path in (home, *home.parents) if os.path.exists(path))  # Path.exists may be forbidden to look
     free = shutil.disk_usage(there).free
     return Check("disk", free > FREE_BYTES, f"{free >> 20} MiB free", "Less than 1 GiB is free.")
+
+
+def _operator(tags: str) -> list[Check]:
+    """KubeRay, if it made this process' container. Its builds from a branch may name no version."""
+    version = re.search(r"kuberay_version=([^;]*)", tags)
+    if version is None:
+        return []
+    numbers = re.match(r"v?(\d+)\.(\d+)", version.group(1))
+    oldest = ".".join(map(str, OLDEST_OPERATOR))
+    advice = (
+        f"The manifests need KubeRay {oldest} or newer: upgrade its custom resource definitions, then the operator "
+        "(`helm upgrade`), and let it make the pods anew."
+    )
+    known = numbers is None or (int(numbers.group(1)), int(numbers.group(2))) >= OLDEST_OPERATOR
+    return [Check("operator", known, f"KubeRay {version.group(1)}", advice)]
 
 
 def _store(settings: Settings) -> str:

@@ -210,6 +210,9 @@ class LocalMachinery:
         for frame in frames:
             frame.kill()
 
+    async def request_nodes(self, _cpus: list[float]) -> None:
+        """There will be no other."""
+
     def cpus(self, _node_id: str) -> float:
         """Of this machine."""
         return float(os.cpu_count() or 1)

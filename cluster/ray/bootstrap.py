@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from understudy.config import Settings
 from understudy.errors import UnderstudyError
 from understudy.prices import Price
+from understudy.scaling import Scaling
 
 from .names import supervisor_name
 from .own_ray import connect_ray
@@ -60,7 +61,9 @@ def read(text: str) -> tuple[Settings, str]:
     """What `request` wrote."""
     given = json.loads(text)
     prices = {model: Price(**price) for model, price in given["settings"].pop("prices").items()}
-    return Settings(**given["settings"], prices=prices), given["span_directory"]
+    scaling = given["settings"].pop("scaling")
+    settings = Settings(**given["settings"], prices=prices, scaling=Scaling(**scaling) if scaling else None)
+    return settings, given["span_directory"]
 
 
 if __name__ == "__main__":

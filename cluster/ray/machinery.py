@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -292,6 +293,10 @@ class RayMachinery:
                     ray.kill(service)
             except RayError as error:
                 log.warning("a service of node %s can't be ended: %s", node_id[:8], error)
+
+    async def request_nodes(self, cpus: list[float]) -> None:
+        """See `Machinery.request_nodes`. Ray has one such request; that of another program would be replaced."""
+        await asyncio.to_thread(request_resources, bundles=[{"CPU": count} for count in cpus])
 
     def cpus(self, node_id: str) -> float:
         """CPUs that Ray counts on a node."""

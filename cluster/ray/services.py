@@ -281,7 +281,9 @@ class SupervisorActor:
         holder = f"{cluster_identity()}/{settings.instance}/{process_identity(os.getpid())}"
         self._settings = settings.of_services()
         self._machinery = RayMachinery(settings, span_directory, NodeActor, FrameActor)
-        self.supervisor = Supervisor(self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors)
+        self.supervisor = Supervisor(
+            self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors, scaling=settings.scaling
+        )
         self._run: asyncio.Task[None] | None = None
         # Ray restarts this process, but only a call makes it work: the first is its own.
         ray.get_runtime_context().current_actor.start.remote()

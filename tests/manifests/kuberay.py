@@ -1,11 +1,13 @@
-"""What KubeRay refuses, or does not do, that no schema says. Names of functions are those of its source, v1.7.0:
-`ray-operator/controllers/ray/utils/validation.go`, unless another file is named."""
+"""What KubeRay refuses, or does not do, that no schema says. Names of functions are those of its source, v1.6.0 and
+v1.7.0: `ray-operator/controllers/ray/utils/validation.go`, unless another file is named."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import yaml
 
 from .objects import Manifest, named, of_kind, ray_clusters
 
@@ -16,6 +18,11 @@ DNS1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 LABEL_VALUE = re.compile(r"(|[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)")
 RAY_RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
 V2_VARIABLE = "RAY_enable_autoscaler_v2"
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where Ray's autoscaler looks for `token` and `ca.crt` (ray/autoscaler/_private/kuberay/node_provider.py)."""
+
+NODE_TYPE = "metadata.labels['ray.io/node-type']"
+SKIPS = re.compile(r'\[ "\$KUBERAY_NODE_TYPE" = redis-cleanup \] (\|\| exec |&& exit 0\n)')
 
 Check = Callable[[Manifest], Iterator[str]]
 
@@ -57,6 +64,10 @@ def job_spec(job: Manifest) -> Iterator[str]:
         yield "ttlSecondsAfterFinished needs shutdownAfterJobFinishes"  # validateDeletionConfiguration
     if spec.get("backoffLimit", 0) < 0:
         yield "backoffLimit is negative"
+    try:
+        yaml.safe_load(spec.get("runtimeEnvYAML", ""))
+    except yaml.YAMLError:
+        yield "runtimeEnvYAML is no YAML"
     for field in ("activeDeadlineSeconds", "preRunningDeadlineSeconds"):
         if spec.get(field, 1) <= 0:
             yield f"{field} is not positive"
@@ -76,6 +87,8 @@ def job_cluster(job: Manifest) -> Iterator[str]:
         yield "backoffLimit goes with neither clusterSelector nor InteractiveMode"
     if cluster and cluster.get("upgradeStrategy"):
         yield "a job's cluster has no upgradeStrategy"
+    if cluster and (cluster.get("authOptions") or {}).get("enableK8sTokenAuth"):
+        yield "a job's cluster has no enableK8sTokenAuth"
 
 
 def job_submitter(job: Manifest) -> Iterator[str]:
@@ -113,8 +126,12 @@ def groups(cluster: Manifest) -> Iterator[str]:
         name = group.get("groupName")
         if least < 0 or least > most:
             yield f"group {name}: minReplicas {least}, maxReplicas {most}"
-        if group.get("suspend"):
-            yield f"group {name} can't be suspended (feature gate RayJobDeletionPolicy; never with an autoscaler)"
+        if group.get("suspend") and cluster.get("enableInTreeAutoscaling"):
+            yield f"group {name} can't be suspended beside an autoscaler"
+        if (group.get("idleTimeoutSeconds") or 0) < 0:
+            yield f"group {name}: idleTimeoutSeconds is negative"  # validateWorkerGroupIdleTimeout
+        if group.get("priority") and _ray(cluster) < (2, 56):
+            yield f"group {name}: priority needs rayVersion 2.56"  # validateWorkerGroupPriority
         if not least <= group.get("replicas", least) <= most:
             yield f"group {name}: replicas are not between minReplicas and maxReplicas"  # utils/util.go
 
@@ -137,11 +154,50 @@ def autoscaler(cluster: Manifest) -> Iterator[str]:
         if not v2 and (group.get("idleTimeoutSeconds") is not None or group.get("priority")):
             yield f"group {name}: idleTimeoutSeconds and priority need autoscaler v2"
     if (options.get("idleTimeoutSeconds") or 0) < 0:
-        yield "idleTimeoutSeconds is negative"
+        yield "the autoscaler's idleTimeoutSeconds is negative"
     if "KUBERAY_GEN_AUTOSCALER_START_CMD" in {variable["name"] for variable in options.get("env", [])}:
         yield "KUBERAY_GEN_AUTOSCALER_START_CMD is the operator's"
-    if head.get("template", {}).get("spec", {}).get("automountServiceAccountToken") is False:
-        yield "the autoscaler needs its service account's token"  # common/rbac.go: it patches the RayCluster
+    # common/rbac.go: it patches the RayCluster. common/pod.go, mergeAutoscalerOverrides: its mounts are kept.
+    pod = head.get("template", {}).get("spec", {})
+    mounted = [mount["name"] for mount in options.get("volumeMounts", []) if mount["mountPath"] == ACCOUNT]
+    files = [_projected(volume) for volume in pod.get("volumes", []) if volume["name"] in mounted]
+    if pod.get("automountServiceAccountToken") is False and not any({"token", "ca.crt"} <= one for one in files):
+        yield f"the autoscaler needs its service account's token, and ca.crt, in {ACCOUNT}"
+
+
+def authentication(cluster: Manifest) -> Iterator[str]:
+    """ValidateRayClusterSpec: what is said of tokens."""
+    options = cluster.get("authOptions") or {}
+    delegated = options.get("enableK8sTokenAuth")
+    if options.get("mode") == "token":
+        if _ray(cluster) < (2, 52):
+            yield "authOptions.mode token needs rayVersion 2.52"
+        if delegated and _ray(cluster) < (2, 55):
+            yield "enableK8sTokenAuth needs rayVersion 2.55"
+        if delegated and options.get("secretName"):
+            yield "enableK8sTokenAuth goes with no secretName"
+    elif delegated:
+        yield "enableK8sTokenAuth needs authOptions.mode token"
+
+
+def redis_cleanup(cluster: Manifest) -> Iterator[str]:
+    """raycluster_controller.go, buildRedisCleanupJob: when a cluster with Redis is deleted, a Job's pod is made of the
+    head's. It keeps the init containers, and of the Ray container all but its command, probes and resources: hooks
+    as well. It may fail once only. Of the head it differs in the label `ray.io/node-type` and nothing else that a
+    process of ours could read in both kinds of containers."""
+    pod = cluster.get("headGroupSpec", {}).get("template", {}).get("spec", {})
+    if cluster.get("gcsFaultToleranceOptions") is None:
+        return
+    commands = [(one, one.get("command", [])) for one in pod.get("initContainers", [])]
+    for container in pod.get("containers", [])[:1]:
+        for hook in (container.get("lifecycle") or {}).values():
+            commands.append((container, (hook.get("exec") or {}).get("command", [])))
+    for container, command in commands:
+        if not SKIPS.search(command[-1] if command else ""):
+            yield f"{container.get('name')}: {command[:1]} runs in the Job that cleans up Redis, too"
+        fields = {one["name"]: one.get("valueFrom", {}).get("fieldRef", {}) for one in container.get("env", [])}
+        if fields.get("KUBERAY_NODE_TYPE", {}).get("fieldPath") != NODE_TYPE:
+            yield f"{container.get('name')}: KUBERAY_NODE_TYPE is not the label ray.io/node-type"
 
 
 def fault_tolerance(cluster: Manifest) -> Iterator[str]:
@@ -187,9 +243,7 @@ def gates(cluster: Manifest) -> Iterator[str]:
     ):
         if cluster.get(field) is not None:
             yield f"{field} needs the feature gate {gate}"
-    version = re.match(r"(\d+)\.(\d+)", cluster.get("rayVersion", ""))
-    known = (int(version.group(1)), int(version.group(2))) if version else (0, 0)
-    if known < (2, 53):  # common/pod.go, initLivenessAndReadinessProbe: before, they call wget in the container
+    if _ray(cluster) < (2, 53):  # common/pod.go, initLivenessAndReadinessProbe: before, they call wget in the container
         yield "the operator's probes speak HTTP from rayVersion 2.53 on only; the image has no wget"
 
 
@@ -202,7 +256,28 @@ def commands(cluster: Manifest) -> Iterator[str]:
 
 
 JOB_CHECKS: tuple[Check, ...] = (job_spec, job_cluster, job_submitter)
-CLUSTER_CHECKS: tuple[Check, ...] = (groups, autoscaler, fault_tolerance, gates, commands)
+CLUSTER_CHECKS: tuple[Check, ...] = (
+    groups,
+    autoscaler,
+    authentication,
+    fault_tolerance,
+    redis_cleanup,
+    gates,
+    commands,
+)
+
+
+def _ray(cluster: Manifest) -> tuple[int, int]:
+    version = re.match(r"(\d+)\.(\d+)", cluster.get("rayVersion", ""))
+    return (int(version.group(1)), int(version.group(2))) if version else (0, 0)
+
+
+def _projected(volume: Manifest) -> set[str]:
+    """Names of the files that a projected volume has, of those that service accounts need."""
+    sources = (volume.get("projected") or {}).get("sources", [])
+    token = {source["serviceAccountToken"]["path"] for source in sources if "serviceAccountToken" in source}
+    items = [item for source in sources for item in source.get("configMap", {}).get("items", [])]
+    return token | {item["path"] for item in items}
 
 
 def _restart(group: Manifest) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .objects import Manifest, Pod, of_kind, pods, selects
@@ -28,43 +28,77 @@ class Peer:
 OWN = Peer("another pod of ours", OURS)
 STRANGER = Peer("another pod of the namespace", {"app": "other"})
 DNS = Peer("the cluster's DNS", {"k8s-app": "kube-dns"}, "kube-system")
+NODE_DNS = Peer("the node's DNS cache", address="169.254.20.10")
+OPENSHIFT_DNS = Peer("OpenShift's DNS", {"dns.operator.openshift.io/daemonset-dns": "default"}, "openshift-dns")
+FALSE_DNS = Peer("a pod that calls itself DNS", {"k8s-app": "kube-dns"}, "elsewhere")
 PROMETHEUS = Peer("Prometheus", {"app.kubernetes.io/name": "prometheus"}, "monitoring")
-OPERATOR = Peer("the operator", {"app.kubernetes.io/name": "kuberay-operator"}, "kuberay-system")
+FALSE_OPERATOR = Peer(
+    "a pod that calls itself the operator", {"app.kubernetes.io/name": "kuberay-operator"}, "elsewhere"
+)
+FALSE_OPERATOR_HERE = Peer("a pod of ours that calls itself the operator", FALSE_OPERATOR.labels)
+API_SERVER = Peer("the API server", address="172.20.0.1")
 INTERNET = Peer("the internet", address="203.0.113.7")
+INTERNET_6 = Peer("the internet, IPv6", address="2001:db8::7")
 METADATA = Peer("the cloud's metadata", address="169.254.169.254")
-DATABASE = Peer("a server of the network", address="10.20.30.40")
+AROUND = tuple(
+    Peer(f"a private address, {address}", address=address)
+    for address in (
+        "10.20.30.40", "100.64.0.1", "172.16.5.6", "172.31.255.1", "192.168.1.1", "169.254.1.1",
+        "fd12:3456::1", "fe80::1",
+    )
+)  # fmt: skip
+CLOUDS = (
+    METADATA,
+    *(
+        Peer(f"a cloud's metadata, {address}", address=address)
+        for address in ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254")
+    ),
+)
+"""AWS, Azure, Google and others; Alibaba; Azure's own; Oracle; AWS by IPv6."""
 
 Flow = tuple[str, str, Peer, int]
-"""Role of our pod, `to` or `from`, the peer, the port (TCP; 53 is UDP)."""
+"""Role of our pod, `to` or `from`, the peer, the port (TCP; DNS is UDP, too)."""
+
+DNS_PORTS = (53, 5353)
+ROLES = ("head", "worker", "submitter")
 
 NEEDED: tuple[Flow, ...] = (
-    *((role, "to", DNS, 53) for role in ("head", "worker", "submitter")),
+    *((role, "to", peer, 53) for role in ROLES for peer in (DNS, NODE_DNS)),
+    *((role, "to", OPENSHIFT_DNS, 5353) for role in ROLES),
     *((role, way, OWN, 12345) for role in ("head", "worker") for way in ("to", "from")),
     ("submitter", "to", OWN, 8265),
-    ("worker", "to", DATABASE, 5432),
-    ("head", "to", DATABASE, 5432),
-    ("head", "to", DATABASE, 6379),
-    ("head", "to", DATABASE, 6443),
+    ("head", "to", API_SERVER, 443),
+    ("head", "to", API_SERVER, 6443),
     ("worker", "to", INTERNET, 443),
+    ("worker", "to", INTERNET_6, 443),
     ("worker", "from", PROMETHEUS, 9464),
     *(("head", "from", PROMETHEUS, port) for port in (8080, 44217, 44227)),
     ("worker", "from", PROMETHEUS, 8080),
-    ("head", "from", OPERATOR, 8265),
 )
+PINNED: tuple[tuple[str, str, int, str], ...] = (
+    ("head", "from", 8265, "the operator"),
+    ("head", "to", 5432, "the store"),
+    ("worker", "to", 5432, "the store"),
+    ("head", "to", 6379, "Redis"),
+)
+"""Ports that somebody must get through to, whom each installation names."""
+
 FORBIDDEN: tuple[Flow, ...] = (
     *(("head", "from", STRANGER, port) for port in (6379, 8265, 10001, 8080, 44217, 44227, 52365)),
     *(("worker", "from", STRANGER, port) for port in (9464, 8080, 10002)),
-    *((role, "from", INTERNET, 8265) for role in ("head", "worker", "submitter")),
+    *((role, "from", INTERNET, 8265) for role in ROLES),
     ("head", "from", PROMETHEUS, 8265),
-    ("worker", "from", OPERATOR, 9464),
-    *((role, "to", INTERNET, port) for role in ("head", "worker", "submitter") for port in (22, 25, 80, 8080)),
-    ("worker", "to", METADATA, 443),
-    ("worker", "to", METADATA, 80),
-    ("worker", "to", DATABASE, 6379),
-    ("worker", "to", DATABASE, 6443),
-    ("worker", "to", STRANGER, 9999),
+    *(("head", "from", peer, 8265) for peer in (FALSE_OPERATOR, FALSE_OPERATOR_HERE)),
+    ("worker", "from", FALSE_OPERATOR, 9464),
+    *((role, "to", INTERNET, port) for role in ROLES for port in (22, 25, 53, 80, 5432, 6379, 8080)),
+    *((role, "to", FALSE_DNS, 53) for role in ROLES),
+    *((role, "to", peer, port) for role in ROLES for peer in CLOUDS for port in (80, 443)),
+    *(("worker", "to", peer, 443) for peer in AROUND),
+    *((role, "to", STRANGER, port) for role in ROLES for port in (5432, 6379, 9999)),
+    *((role, "to", peer, port) for role in ROLES for peer in AROUND for port in (5432, 6379)),
+    ("worker", "to", API_SERVER, 443),
+    ("worker", "to", API_SERVER, 6443),
     ("submitter", "to", INTERNET, 443),
-    ("submitter", "to", DATABASE, 5432),
 )
 
 
@@ -77,29 +111,60 @@ def findings(documents: list[Manifest]) -> list[str]:
     for pod in pods(documents):
         for wanted, flows in ((True, NEEDED), (False, FORBIDDEN)):
             for role, way, peer, port in flows:
-                if role == pod.role and passes(policies, pod, way, peer, port) is not wanted:
-                    problem = "is not let through" if wanted else "is let through"
-                    found.append(f"network of {pod.name}: {way} {peer.what}, port {port}, {problem}")
+                for protocol in ("TCP", "UDP") if port in DNS_PORTS else ("TCP",):
+                    if role == pod.role and passes(policies, pod, way, peer, port, protocol) is not wanted:
+                        problem = "is not let through" if wanted else "is let through"
+                        found.append(f"network of {pod.name}: {way} {peer.what}, {protocol} port {port}, {problem}")
+        for role, way, port, what in PINNED:
+            if role == pod.role:
+                found += [f"network of {pod.name}: {problem}" for problem in _pinned(policies, pod, way, port, what)]
     return found
 
 
-def passes(policies: list[Manifest], pod: Pod, way: str, peer: Peer, port: int) -> bool:
+def passes(policies: list[Manifest], pod: Pod, way: str, peer: Peer, port: int, protocol: str = "TCP") -> bool:
     """Whether the policies let a connection of a pod through: the sum of what those for it and this way allow."""
-    kind, rules, peers = ("Egress", "egress", "to") if way == "to" else ("Ingress", "ingress", "from")
+    rules = _rules(policies, pod, way)
+    return rules is None or any(
+        _has_port(rule.get("ports"), port, protocol) and _has_peer(rule.get(way), peer) for rule in rules
+    )
+
+
+def _rules(policies: list[Manifest], pod: Pod, way: str) -> list[Manifest] | None:
+    """The rules for a pod and this way; None, if no policy is for it."""
+    kind, rules = ("Egress", "egress") if way == "to" else ("Ingress", "ingress")
     meant = [
         policy["spec"]
         for policy in policies
         if kind in policy["spec"].get("policyTypes", []) and selects(policy["spec"].get("podSelector"), pod.labels)
     ]
-    return not meant or any(
-        _has_port(rule.get("ports"), port) and _has_peer(rule.get(peers), peer)
-        for spec in meant
-        for rule in spec.get(rules) or []
-    )
+    return [rule for spec in meant for rule in spec.get(rules) or []] if meant else None
 
 
-def _has_port(ports: list[Manifest] | None, port: int) -> bool:
-    protocol = "UDP" if port == 53 else "TCP"
+def _pinned(policies: list[Manifest], pod: Pod, way: str, port: int, what: str) -> Iterator[str]:
+    """Who may use a port is named: pods by their labels, in a namespace by its name, or a few addresses."""
+    named = [
+        peer
+        for rule in _rules(policies, pod, way) or []
+        if any(one.get("port") == port for one in rule.get("ports") or [])
+        for peer in rule.get(way) or [{}]
+    ]
+    if not named:
+        yield f"nobody is let through {way} {what}, port {port}"
+    for peer in named:
+        if not _names(peer):
+            yield f"{way} {what}, port {port}: {peer or 'everybody'} is more than {what}"
+
+
+def _names(peer: Manifest) -> bool:
+    if "ipBlock" in peer:
+        network = ipaddress.ip_network(peer["ipBlock"]["cidr"])
+        return network.num_addresses <= 1 << (8 if network.version == 4 else 64)
+    namespace = (peer.get("namespaceSelector") or {}).get("matchLabels") or {}
+    in_one = "namespaceSelector" not in peer or "kubernetes.io/metadata.name" in namespace
+    return in_one and bool((peer.get("podSelector") or {}).get("matchLabels"))
+
+
+def _has_port(ports: list[Manifest] | None, port: int, protocol: str) -> bool:
     return not ports or any(one.get("protocol", "TCP") == protocol and one.get("port") in (None, port) for one in ports)
 
 

@@ -14,10 +14,23 @@ import yaml
 Manifest = dict[str, Any]
 
 KUBERNETES = Path(__file__).parent.parent.parent / "k8s"
-RENDERED = ("overlays/development", "overlays/production", "jobs/on-cluster", "jobs/own-cluster")
+DEVELOPMENT, PRODUCTION, ON, OWN = RENDERED = (
+    "overlays/development",
+    "overlays/production",
+    "jobs/on-cluster",
+    "jobs/own-cluster",
+)
 """What people apply."""
 
+GONE: Any = object()
+"""Instead of a value: the field is taken out."""
+
+Fault = tuple[str, str, str, Any, str]
+"""Which manifests, which object of theirs, the path in it, the new value, and what is found then."""
+
 RENDER_SECONDS = 60.0
+TOKEN_KEY = "auth_token"
+"""utils/constant.go, `RAY_AUTH_TOKEN_SECRET_KEY`."""
 
 
 def render(name: str) -> list[Manifest]:
@@ -103,18 +116,31 @@ def pods(documents: Iterable[Manifest]) -> list[Pod]:
         parameters = cluster.get("headGroupSpec", {}).get("rayStartParams") or {}
         found.append(Pod(owner, "head", _with_autoscaler(cluster), start=parameters))
         for group in cluster.get("workerGroupSpecs", []):
-            found.append(Pod(owner, "worker", group.get("template", {}), group.get("minReplicas", 0)))
+            template = _with_token(group.get("template", {}), cluster)
+            found.append(Pod(owner, "worker", template, group.get("minReplicas", 0)))
     for job in of_kind(listed, "RayJob"):
         template = job["spec"].get("submitterPodTemplate")
         if template is not None:
-            found.append(Pod(named(job), "submitter", template))
+            found.append(Pod(named(job), "submitter", _with_token(template, job["spec"].get("rayClusterSpec") or {})))
     return found
+
+
+def _with_token(template: Manifest, cluster: Manifest) -> Manifest:
+    """A template with what the operator adds where Ray wants a token (common/pod.go: SetContainerTokenAuthEnvVars);
+    without a `secretName` the Secret is the operator's own, too."""
+    options = cluster.get("authOptions") or {}
+    extended = copy.deepcopy(template)
+    for container in extended.get("spec", {}).get("containers", [])[:1]:
+        if options.get("mode") == "token" and options.get("secretName"):
+            reference = {"secretKeyRef": {"name": options["secretName"], "key": TOKEN_KEY}}
+            container.setdefault("env", []).append({"name": "RAY_AUTH_TOKEN", "valueFrom": reference})
+    return dict(extended)
 
 
 def _with_autoscaler(cluster: Manifest) -> Manifest:
     """The head's template with what the operator adds to it: the autoscaler, of its options and the head's image, and
     the password of Redis (common/pod.go: DefaultHeadPodTemplate, mergeAutoscalerOverrides, configureRedisFT)."""
-    template = copy.deepcopy(cluster.get("headGroupSpec", {}).get("template", {}))
+    template = _with_token(cluster.get("headGroupSpec", {}).get("template", {}), cluster)
     containers = template.get("spec", {}).get("containers", [])
     password = (cluster.get("gcsFaultToleranceOptions") or {}).get("redisPassword")
     if containers and password:
@@ -128,5 +154,9 @@ def _with_autoscaler(cluster: Manifest) -> Manifest:
 
 
 def selects(selector: Manifest | None, labels: dict[str, str]) -> bool:
-    """Whether a label selector with `matchLabels` only matches; an empty one matches everything."""
-    return all(labels.get(key) == value for key, value in ((selector or {}).get("matchLabels") or {}).items())
+    """Whether a label selector matches, of whose expressions `In` is known; an empty one matches everything."""
+    wanted = (selector or {}).get("matchLabels") or {}
+    expressions = (selector or {}).get("matchExpressions") or []
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        one["operator"] == "In" and labels.get(one["key"]) in one["values"] for one in expressions
+    )

@@ -10,7 +10,7 @@ import yaml
 
 from understudy.config import has_credentials, is_secret_name
 
-from .objects import Manifest, Pod, named, of_kind, pods, selects
+from .objects import TOKEN_KEY, Manifest, Pod, named, of_kind, pods, ray_clusters, selects
 
 Secrets = Mapping[str, frozenset[str]]
 """Secrets that whoever installs this must have made, with their keys."""
@@ -20,6 +20,14 @@ PORT_NAME_LENGTH = 15
 DRAIN_SPARE_SECONDS = 30
 """What the hook's process takes besides the drain's own timeout, and what Ray needs to end."""
 
+OPERATORS = {"understudy/kuberay": ">=1.6"}
+"""The annotation that says which operators the manifests are for. Those before 1.6 ask how Ray is with `wget`, which
+the image lacks, and know neither `upgradeStrategy` nor `authOptions.secretName` (KubeRay's tags v1.5.2 and v1.6.0)."""
+
+HEAD_BYTES = 5 << 30
+"""What a head has in KubeRay's own chart and samples (helm-chart/ray-cluster/values.yaml, v1.7.0): GCS and dashboard
+grow with the actors and jobs they have seen."""
+
 APPLIED_BYTES = 256 * 1024
 """`kubectl apply` keeps what it applied in an annotation; all annotations together may have so many bytes."""
 
@@ -28,11 +36,16 @@ def findings(documents: list[Manifest], provided: Secrets) -> list[str]:
     """What is wrong with manifests that belong together."""
     found = []
     for pod in pods(documents):
-        for check in (_rights, _resources, _ports, _goodbye, _spread, _secrets_there):
+        for check in (_rights, _account, _resources, _ports, _goodbye, _spread, _secrets_there):
             found += [f"{pod.name}: {problem}" for problem in check(pod)]
         found += [f"{pod.name}: {problem}" for problem in _references(pod, documents, provided)]
         found += [f"{pod.name}: {problem}" for problem in _metrics_port(pod, documents)]
         found += [f"{pod.name}: {problem}" for problem in _store(pod, documents)]
+    for document in of_kind(documents, "RayCluster", "RayJob"):
+        if not OPERATORS.items() <= (document["metadata"].get("annotations") or {}).items():
+            found.append(f"{named(document)}: does not say which operators it is for: {OPERATORS}")
+    for owner, cluster in ray_clusters(documents):
+        found += [f"{owner}: {problem}" for problem in _authentication(cluster)]
     found += _images(pods(documents))
     found += _selectors(documents)
     for document in documents:
@@ -46,8 +59,6 @@ def _rights(pod: Pod) -> Iterator[str]:
     around = pod.spec.get("securityContext") or {}
     if (around.get("seccompProfile") or {}).get("type") != "RuntimeDefault":
         yield "no seccomp profile"
-    if pod.spec.get("automountServiceAccountToken") is not False and pod.role != "head":
-        yield "it has a token of the API server"
     for container in pod.containers():
         name, own = container.get("name"), container.get("securityContext") or {}
         if not {**around, **own}.get("runAsNonRoot") or {**around, **own}.get("runAsUser", 0) == 0:
@@ -59,6 +70,34 @@ def _rights(pod: Pod) -> Iterator[str]:
         mounted = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
         if not mounted.issuperset(WRITABLE):
             yield f"{name} lacks a place to write: {', '.join(sorted(set(WRITABLE) - mounted))}"
+
+
+def _account(pod: Pod) -> Iterator[str]:
+    """Only the autoscaler may have a token of the API server."""
+    if pod.spec.get("automountServiceAccountToken") is not False:
+        yield "all its containers have a token of the API server"
+    tokens = {
+        volume["name"]
+        for volume in pod.spec.get("volumes", [])
+        for source in (volume.get("projected") or {}).get("sources", [])
+        if "serviceAccountToken" in source
+    }
+    for container in pod.containers():
+        mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+        if container.get("name") != "autoscaler" and mounted & tokens:
+            yield f"{container.get('name')} has a token of the API server"
+
+
+def _authentication(cluster: Manifest) -> Iterator[str]:
+    """Where Ray is more than one pod, whoever reaches it could run what they like, but for its token."""
+    options = cluster.get("authOptions") or {}
+    if not cluster.get("workerGroupSpecs"):
+        return
+    if options.get("mode") != "token":
+        yield "Ray lets in everybody (authOptions)"
+    elif not options.get("secretName"):
+        # common/pod.go, SetContainerTokenAuthEnvVars, and reconcileAuthSecret, which makes it only if there is none.
+        yield "the operator takes the Secret with the cluster's name for that of the token (authOptions.secretName)"
 
 
 def _resources(pod: Pod) -> Iterator[str]:
@@ -107,7 +146,7 @@ def _spread(pod: Pod) -> Iterator[str]:
 
 
 def _secrets_there(pod: Pod) -> Iterator[str]:
-    if pod.role == "worker" and any(kind == "Secret" for kind, _, _ in _referred(pod)):
+    if pod.role == "worker" and any(kind == "Secret" and key != TOKEN_KEY for kind, _, key in _referred(pod)):
         yield "it has a secret, and tools run there"
 
 
@@ -171,6 +210,8 @@ def _store(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
     if not dsn.startswith("sqlite"):
         if pod.role == "head" and cpus != "0":
             yield "the supervisor may be at the head, which offers CPUs"
+        if pod.role == "head" and _bytes(pod) < HEAD_BYTES:
+            yield "less than 5 GiB of memory for GCS and dashboard"
         return
     if pod.role == "worker":
         yield "with SQLite nothing is ever done at a worker"
@@ -182,6 +223,16 @@ def _store(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
     path = dsn.removeprefix("sqlite:///")
     if not any(mount["name"] in claims and path.startswith(mount["mountPath"] + "/") for mount in mounts):
         yield f"{path} is on no volume"
+
+
+def _bytes(pod: Pod) -> float:
+    """The memory that its Ray container asks for."""
+    [container, *_] = pod.containers(with_init=False)
+    asked = str(((container.get("resources") or {}).get("requests") or {}).get("memory", "0"))
+    number = asked.rstrip("kKMGTi")
+    binary, decimal = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}, {"": 0, "k": 3, "M": 6, "G": 9, "T": 12}
+    unit = asked.removeprefix(number)
+    return float(number) * (2 ** binary[unit] if unit in binary else 10 ** decimal[unit])
 
 
 def _images(found: list[Pod]) -> Iterator[str]:
@@ -229,8 +280,7 @@ def _clear_secrets(value: Any, name: str = "") -> Iterator[str]:
             if isinstance(item, str) and key != "value" and _is_clear(str(key), item) and name == "data":
                 yield f"{key} in clear"
             # Ray keeps a runtime environment, variables included, where everybody can read it.
-            inner = yaml.safe_load(item) if key == "runtimeEnvYAML" else None
-            for variable in (inner or {}).get("env_vars", {}):
+            for variable in _job_variables(item) if key == "runtimeEnvYAML" else ():
                 if is_secret_name(variable):
                     yield f"{variable} in clear"
             yield from _clear_secrets(item, str(key))
@@ -239,6 +289,13 @@ def _clear_secrets(value: Any, name: str = "") -> Iterator[str]:
             yield from _clear_secrets(item, name)
     elif isinstance(value, str) and has_credentials(value):
         yield f"{name} has a password in it"
+
+
+def _job_variables(text: str) -> list[str]:
+    try:
+        return list((yaml.safe_load(text) or {}).get("env_vars", {}))
+    except yaml.YAMLError:
+        return []  # the operator's rules tell
 
 
 def _is_clear(name: str, value: str) -> bool:

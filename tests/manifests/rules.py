@@ -9,15 +9,24 @@ from . import kuberay, network, ours, schemas
 from .objects import Manifest
 
 PROVIDED: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"understudy": frozenset({"store", "openai-api-key", "redis-password"})}
+    {"understudy": frozenset({"store", "openai-api-key", "redis-password", "auth_token"})}
 )
 """The Secret that docs/kubernetes.md has people make."""
 
 
-def check_manifests(documents: list[Manifest], provided: Mapping[str, frozenset[str]] = PROVIDED) -> list[str]:
+def check_manifests(
+    documents: list[Manifest],
+    provided: Mapping[str, frozenset[str]] = PROVIDED,
+    operators: tuple[str, ...] = schemas.OPERATORS,
+) -> list[str]:
     """What is wrong with manifests that are applied together: by their schemas, by the operator's own rules, by ours,
-    and by what the network policies let through. Empty: nothing."""
-    found = schemas.findings(documents)
+    and by what the network policies let through. Empty: nothing.
+
+    Args:
+        provided: Secrets that are made by hand, with their keys.
+        operators: The versions of KubeRay that must take them.
+    """
+    found = schemas.findings(documents, operators)
     # The other rules may take the documents to be what their schemas say.
     return found or [
         *kuberay.findings(documents),

@@ -15,30 +15,35 @@ from kubernetes_validate.utils import SchemaNotFoundError, ValidationError
 from .objects import Manifest, named
 
 FOLDER = Path(__file__).parent.parent / "schemas"
-"""`KIND.VERSION.json`, see the README there."""
+"""`KIND.VERSION.json`, or one for each supported version of the operator: `KIND.VERSION.OPERATOR-1.2.json`. See the
+README there."""
 
 KUBERNETES = "1.32"
+OPERATORS = ("1.6", "1.7")
+"""Versions of KubeRay."""
 
 
-def findings(documents: list[Manifest]) -> list[str]:
-    """What a server would refuse, or drop silently: wrong types, unknown and missing fields."""
+def findings(documents: list[Manifest], operators: tuple[str, ...] = OPERATORS) -> list[str]:
+    """What a server would refuse, or drop silently: wrong types, unknown and missing fields. With several versions of
+    an operator, what the server of any of them would."""
     found = []
     for document in documents:
-        found += [f"{named(document)}: {problem}" for problem in _known(json.dumps(document))]
+        found += [f"{named(document)}: {problem}" for problem in _known(json.dumps(document), operators)]
     return found
 
 
 @cache
-def _known(document: str) -> tuple[str, ...]:
-    return tuple(_problems(json.loads(document)))
+def _known(document: str, operators: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_problems(json.loads(document), operators))
 
 
-def _problems(document: Manifest) -> Iterator[str]:
+def _problems(document: Manifest, operators: tuple[str, ...]) -> Iterator[str]:
     version = str(document.get("apiVersion", ""))
-    schema = custom(str(document.get("kind", "")), version)
-    if schema is not None:
+    schemas = custom(str(document.get("kind", "")), version, operators)
+    for origin, schema in schemas.items():
         for error in sorted(schema.iter_errors(document), key=lambda error: list(map(str, error.path))):
-            yield f"{'.'.join(map(str, error.path))}: {error.message[:200]}"
+            yield f"{origin}{'.'.join(map(str, error.path))}: {error.message[:200]}"
+    if schemas:
         return
     try:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
@@ -49,13 +54,16 @@ def _problems(document: Manifest) -> Iterator[str]:
 
 
 @cache
-def custom(kind: str, version: str) -> Draft202012Validator | None:
-    """The schema of a custom resource, as a structural schema is meant: what it does not name is refused."""
-    path = FOLDER / f"{kind}.{version.replace('/', '_')}.json"
-    if not path.exists():
-        return None
-    schema = json.loads(path.read_text())
-    return Draft202012Validator(_closed(schema, root=True))
+def custom(kind: str, version: str, operators: tuple[str, ...] = OPERATORS) -> dict[str, Draft202012Validator]:
+    """The schemas of a custom resource, as a structural schema is meant: what it does not name is refused. By how
+    findings begin that come of them: `kuberay-1.6: `."""
+    name = f"{kind}.{version.replace('/', '_')}"
+    origins = {"": f"{name}.json", **{f"kuberay-{one}: ": f"{name}.kuberay-{one}.json" for one in operators}}
+    return {
+        origin: Draft202012Validator(_closed(json.loads((FOLDER / file).read_text()), root=True))
+        for origin, file in origins.items()
+        if (FOLDER / file).exists()
+    }
 
 
 def _closed(schema: Any, *, root: bool = False) -> Any:

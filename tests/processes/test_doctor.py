@@ -116,3 +116,23 @@ def test_who_looks_where_nothing_runs_is_told_how_to_go_on(tmp_path: Path, monke
     assert shown.exit_code == 1
     assert "[cluster_unreachable]" in shown.stderr
     assert "`understudy up` starts the services. `understudy store export SESSION" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "ok"),
+    [("v1.5.2", False), ("v1.6.0", True), ("v1.7.0", True), ("v2.0.0", True), ("v1.10.1", True), ("nightly", True)],
+)
+def test_an_operator_that_is_too_old_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, ok: bool
+) -> None:
+    """Given a pod that KubeRay made, then its version is told, and what to do where it is too old for our manifests;
+    elsewhere nothing is said of it."""
+    monkeypatch.setattr(doctor, "running_address", lambda: None)
+    store = f"sqlite:///{tmp_path}/store.db"
+    monkeypatch.setenv("RAY_USAGE_STATS_EXTRA_TAGS", f"kuberay_version={version};kuberay_crd=RayCluster")
+    [told] = [check for check in doctor.examine(store) if check.name == "operator"]
+    assert (told.ok, told.found) == (ok, f"KubeRay {version}")
+    assert "KubeRay 1.6 or newer" in told.advice
+    assert "helm upgrade" in told.advice
+    monkeypatch.setenv("RAY_USAGE_STATS_EXTRA_TAGS", "team=agents")
+    assert "operator" not in {check.name for check in doctor.examine(store)}

@@ -35,6 +35,7 @@ from understudy.store.db.session_row import SessionRow
 from understudy.store.db.statements import EVENT, QUESTION, SESSION, TOOL_CALL
 from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
+from understudy.supervisor.scaler import SCALED_DOWN
 
 from . import approvals, deaths, delegating
 from .executed import Executed
@@ -434,10 +435,13 @@ class Invariants:
         return window is not None and rows == [(window.epoch,)]
 
     def check_abandoned(self, machine: Machine) -> None:
-        """A machine on which nothing went wrong is not given up."""
+        """A machine on which nothing went wrong is not given up, unless it was drained to be given back."""
         now = self._world.scheduler.time()
         self._abandoned.update(actor.pid for actor in machine.actors)
-        if machine.alive and not self._cut(machine) and now > machine.disturbed_until + ABANDON_SECONDS:
+        where = f"node_id = '{machine.node_id}' AND reason = '{SCALED_DOWN}' AND finished_at > 0"
+        given_back = self._world.committed(f"SELECT 1 FROM drain WHERE {where}")
+        well = machine.alive and not self._cut(machine) and now > machine.disturbed_until + ABANDON_SECONDS
+        if well and not given_back:
             self.violated(f"machine {machine.node_id} was given up, and nothing had happened to it")
 
     def check_store(self) -> None:

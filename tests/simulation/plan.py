@@ -133,6 +133,7 @@ class Plan:
         reports: tools report what they do, and clients follow the answers as they stream.
         asks: share of the calls of MCP servers during which these ask a person.
         responses: the endpoint makes responses in the background, and keeps them.
+        scales: the number of machines follows the load; a machine goes when there was little for so many seconds.
         forked: share of the frames whose tools leave a process that keeps the frame's connections open: nobody hears of
             such a frame's end.
     """
@@ -154,6 +155,7 @@ class Plan:
     limit: int = 0
     responses: bool = False
     asks: float = 0.0
+    scales: float = 0.0
 
     def to_json(self) -> str:
         """All of it, as a regression keeps it."""
@@ -173,7 +175,7 @@ class Plan:
         """What occurs in it: kinds of faults, actions, budgets and tools; what its agents may do; which calls are slow
         (`slow commit`); and what happens at which event (`kill_frame at tool_started`)."""
         found = {"machines"} if self.machines > 1 else set()
-        simple = ("astray", "stuck", "forked", "reports", "limit", "responses", "asks")
+        simple = ("astray", "stuck", "forked", "reports", "limit", "responses", "asks", "scales")
         found |= {name for name in simple if getattr(self, name)}
         for item in (*self.faults, *(action for work in self.work for action in work.actions)):
             found |= {item.kind, f"{item.kind} at {item.on.event}"} if item.on else {item.kind}
@@ -868,6 +870,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = some_handed_off(random.Random(f"{seed}/handoffs"), work)
     forks = random.Random(f"{seed}/forked")
     limits = random.Random(f"{seed}/limit")
+    scaled = random.Random(f"{seed}/scaling")
     return Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
         wrong, window,
@@ -878,5 +881,6 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         reports=random.Random(f"{seed}/reports").random() < 0.3,
         limit=limits.choice((30, 31, 60, 61, 240)) if limits.random() < 0.2 else 0,
         responses=random.Random(f"{seed}/responses").random() < 0.2,
+        scales=scaled.choice((3.0, 8.0, 20.0)) if backend == "postgresql" and scaled.random() < 0.2 else 0.0,
         asks=0.4 if have_servers(work) and random.Random(f"{seed}/asks").random() < 0.5 else 0.0,
     )  # fmt: skip

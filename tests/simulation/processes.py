@@ -36,6 +36,7 @@ from understudy.transport.signatures import signature_of
 from understudy.waiting import answered_within, ticks
 
 from . import operator
+from .autoscaling import limits
 from .cluster import Actor, Line, Machine
 from .executed import SimulatedTasks
 from .responses import WAIT_KEY
@@ -336,8 +337,9 @@ class SupervisorProcess:
     def __init__(self, world: World, actor: Actor) -> None:
         holder = f"cluster/instance/{actor.machine.node_id}:{actor.pid}:0"
         self.supervisor = Supervisor(
-            SimulatedMachinery(world, actor), holder, standby=world.standby, max_actors=world.max_actors
-        )
+            SimulatedMachinery(world, actor), holder, standby=world.standby, max_actors=world.max_actors,
+            scaling=limits(world.plan.machines, world.plan.scales) if world.plan.scales else None,
+        )  # fmt: skip
         self._run = asyncio.get_running_loop().create_task(self.supervisor.run())
 
     async def ready(self, timeout: float) -> ServiceDirectory:
@@ -509,6 +511,10 @@ class SimulatedMachinery:
         for actor in (node.actor, *own, *(frame.actor for frame in frames)):
             if actor is not None:
                 self._world.ray_kill(actor, restart=False)
+
+    async def request_nodes(self, cpus: list[float]) -> None:
+        await asyncio.sleep(0.002)
+        self._world.autoscaler.request(len(cpus))
 
     def cpus(self, node_id: str) -> float:
         return 2.0

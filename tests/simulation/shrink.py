@@ -27,7 +27,7 @@ class Shrinker:
 
     def shrink(self, plan: Plan) -> Plan:
         """The shortest plan found within the time that still fails."""
-        simpler = {"calm": True, "endpoint_trouble": 0.0, "stuck": 0.0, "forked": 0.0, "limit": 0}
+        simpler = {"calm": True, "endpoint_trouble": 0.0, "stuck": 0.0, "forked": 0.0, "limit": 0, "scales": 0.0}
         for change in (*({name: value} for name, value in simpler.items()), {"machines": 1}, {"machines": 2}):
             if change.get("machines", 0) < plan.machines:
                 plan = self._first((replace(plan, **change), plan))  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from understudy.store.operations import requests
 from understudy.supervisor.capacity import Memory
 
 from . import model, stores, system, tools
+from .autoscaling import Autoscaler
 from .client import Client
 from .cluster import Actor, Cluster, Machine
 from .commands import Commands
@@ -120,6 +121,7 @@ class World:
         self.ending = Ending(self, self.invariants)
         self.requested = Requested(self)
         self.faults = Faults(self)
+        self.autoscaler = Autoscaler(self, random.Random(f"{plan.seed}/autoscaler"))
 
     def note(self, text: str) -> None:
         """Write a line into the record."""
@@ -395,6 +397,8 @@ class World:
         for number in range(self.plan.machines):
             self.cluster.add_machine(f"n{number}")
         self.start_supervisor()
+        if self.plan.scales:
+            self.autoscaler.start()
         self.clients = [Client(self, work) for work in self.plan.work]
         begun = [client.start() for client in self.clients]
         self.faults.start()

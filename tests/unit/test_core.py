@@ -44,6 +44,7 @@ from understudy.messages import Message, ToolCall, Usage
 from understudy.ports import Node
 from understudy.prices import Price
 from understudy.protocol import FrameIdentity, Input, NewSession, NewWakeup, StepCall, Work, packed, unpacked
+from understudy.scaling import Scaling
 from understudy.spec import AgentSpec, Budget, RestartPolicy
 from understudy.transport.signatures import signature_of
 
@@ -447,7 +448,7 @@ def test_whatever_services_take_is_compared() -> None:
     one = Settings("sqlite:////a.db", "m")
     other: dict[str, Any] = {
         "standby": 5, "max_actors": 5, "metrics_port": 5, "offline_latency": 5.0, "schema_policy": "verify",
-        "prices": {"m": Price(1, 2, 3)}, "telemetry": {"OTEL_SERVICE_NAME": "s"},
+        "prices": {"m": Price(1, 2, 3)}, "telemetry": {"OTEL_SERVICE_NAME": "s"}, "scaling": Scaling(1, 3),
     }  # fmt: skip
     assert known | set(other) == {field.name for field in dataclasses.fields(Settings)}
     for name, value in other.items():

@@ -23,7 +23,7 @@ from understudy.store.operations.draining import check_drain
 from understudy.supervisor import staffing, watching
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.pool import Demand
-from understudy.supervisor.ports import NodeReport, TakenUp
+from understudy.supervisor.ports import DrainReport, NodeReport, TakenUp
 from understudy.supervisor.supervisor import Supervisor
 
 PATIENCE = 20.0
@@ -36,7 +36,8 @@ class Node:
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self.pid = self.process = 1
-        self.silent = self.draining = self.away = False
+        self.silent = self.away = False
+        self.drain: DrainReport | None = None
         self.away_at = "acquire"
         self.refused: Exception | None = None
         self.probes = self.asked = 0
@@ -93,7 +94,7 @@ class Node:
             self.changed.set()
             await asyncio.sleep(0.05)
             return NodeReport(
-                self.process, self.generation, self.nodes, self.draining, self.demand, self.condemned, self.named
+                self.process, self.generation, self.nodes, self.drain, self.demand, self.condemned, self.named
             )
         if method == "register" and self.refused is not None:
             raise self.refused
@@ -542,7 +543,7 @@ async def test_frames_are_not_created_on_a_drained_node(machinery: Machinery) ->
         await asyncio.Event().wait()
 
     machinery.create_frame = create_frame  # type: ignore[method-assign]
-    machinery.nodes["b"].draining = True
+    machinery.nodes["b"].drain = DrainReport("test", False)
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
     supervisor._staffing._standby = 1
     supervisor.want("elsewhere")

@@ -1,0 +1,151 @@
+"""Carries out what `scaling` decides: sessions that wait move, nodes are asked for, and those without work go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from understudy.errors import UnderstudyError
+from understudy.identifiers import new_identifier
+from understudy.scaling import Scaling
+from understudy.tasks import Tasks
+
+from .drains import Drains
+from .known import Known, Node
+from .ports import Machinery
+from .scaling import Decision, Share, Sizing, shares
+
+log = logging.getLogger(__name__)
+
+SCALED_DOWN = "the load is low"
+"""The reason of a drain after which the node is given back."""
+
+DRAIN_SECONDS = 24 * 3600.0
+"""Long: nothing is interrupted, or done again, only to save a node."""
+
+ASK_SECONDS = 10.0
+REPEAT_SECONDS = 30.0
+"""So often a request is made again: Ray's head may have lost it."""
+
+
+class Scaler:
+    """Looks at the load of all nodes, once a second. It keeps nothing that its successor would miss: which nodes it has
+    given up stands in the store, as the reason of their drains.
+
+    Args:
+        end: ends the services of a node that is drained, which is not welcome from then on.
+        scaling: None where the number of nodes does not follow the load; then sessions only move.
+
+    Attributes:
+        wanted: how many nodes there should be; 0 where that is not decided here.
+    """
+
+    def __init__(
+        self, machinery: Machinery, known: Known, tasks: Tasks, drains: Drains, scaling: Scaling | None,
+        end: Callable[[Node], None],
+    ) -> None:  # fmt: skip
+        self._machinery = machinery
+        self._known = known
+        self._tasks = tasks
+        self._drains = drains
+        self._scaling = scaling
+        self._end = end
+        self._sizing: Sizing | None = None
+        self._requested: list[float] = []
+        self._requested_at = 0.0
+        self._giving_up = ""
+        self.wanted = 0
+
+    def begin(self, own: str) -> None:
+        """A term begins: nothing was decided yet, and what a supervisor before this one has asked for is void."""
+        self._giving_up, self._requested_at = "", 0.0
+        if self._scaling is not None:
+            self._sizing = Sizing(self._scaling, own, time.monotonic())
+
+    def look(self) -> None:
+        """Decide anew. Nothing is waited for here."""
+        loads = [node.load for node in self._known.nodes.values() if node.load is not None]
+        if len(loads) < len(self._known.nodes):  # one has not reported yet
+            return
+        for share in shares(loads):
+            self._tasks.alone(f"share {share.giver}", self._share, share)
+        if self._sizing is None:
+            return
+        drained = [node for node in self._known.nodes.values() if node.drain and node.drain.reason == SCALED_DOWN]
+        given_up = {node.handle.node_id for node in drained} | self._known.released.keys()
+        if self._giving_up:
+            given_up.add(self._giving_up)
+        decided = self._sizing.decide(loads, given_up, time.monotonic())
+        self.wanted = decided.nodes
+        if decided.keep:
+            self._tasks.alone("keep nodes", self._keep, decided.keep)
+        elif decided.give_up:
+            self._giving_up = decided.give_up
+            self._tasks.alone("give up a node", self._give_up, decided.give_up)
+        else:
+            for node in drained:
+                if node.drain and node.drain.finished and not self._tasks.under_way("keep nodes"):
+                    self._release(node)
+        self._request(decided, len(self._known.nodes.keys() - given_up))
+
+    async def _share(self, share: Share) -> None:
+        giver, taker = self._known.nodes.get(share.giver), self._known.nodes.get(share.taker)
+        if giver is None or taker is None:
+            return
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                moved = await giver.handle.call("give", share.count, share.taker)
+        except (UnderstudyError, TimeoutError) as error:
+            log.info("node %s gives nothing away: %s", share.giver[:8], error)
+            return
+        taker.expects(moved)
+        if moved:
+            log.info("%d sessions go from node %s to %s", moved, share.giver[:8], share.taker[:8])
+
+    async def _keep(self, node_ids: list[str]) -> None:
+        for node_id in node_ids:
+            try:
+                await self._drains.undo(node_id, new_identifier())
+            except (UnderstudyError, TimeoutError) as error:
+                log.warning("node %s can't be taken back: %s", node_id[:8], error)
+                continue
+            self._known.released.pop(node_id, None)
+            log.warning("node %s is needed again", node_id[:8])
+
+    async def _give_up(self, node_id: str) -> None:
+        try:
+            await self._drains.begin([node_id], DRAIN_SECONDS, new_identifier(), reason=SCALED_DOWN)
+        except (UnderstudyError, TimeoutError) as error:
+            log.warning("node %s can't be given back: %s", node_id[:8], error)
+        finally:
+            self._giving_up = ""
+
+    def _release(self, node: Node) -> None:
+        """Nothing is left there: without services, which never rest to Ray, its autoscaler takes the node away."""
+        log.warning("node %s is given back", node.handle.node_id[:8])
+        self._known.released[node.handle.node_id] = node.cpus
+        self._end(node)
+
+    def _request(self, decided: Decision, count: int) -> None:
+        """Ask for so many nodes in all, as long as there are fewer; then for none. What there is keeps itself: its
+        services never rest to Ray. A request that named these nodes would keep those that shall go."""
+        more = decided.nodes - count - len(decided.keep)
+        request: list[float] = []
+        if more > 0:
+            nodes = [node.cpus for node in self._known.nodes.values()]
+            request = [*nodes, *self._known.released.values(), *([max(nodes)] * more)]
+        now = time.monotonic()
+        if request != self._requested or now - self._requested_at > REPEAT_SECONDS:
+            if len(request) > len(self._requested):
+                log.warning("%d nodes are asked for, there are %d", decided.nodes, count)
+            self._requested, self._requested_at = request, now
+            self._tasks.spawn(self._ask(request))
+
+    async def _ask(self, request: list[float]) -> None:
+        try:
+            await asyncio.wait_for(self._machinery.request_nodes(request), ASK_SECONDS)
+        except Exception as error:
+            log.warning("the autoscaler can't be asked for nodes: %s", error)
+            self._requested_at = 0.0
