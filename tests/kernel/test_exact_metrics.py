@@ -368,6 +368,25 @@ async def test_a_span_that_is_always_refused_does_not_keep_a_lost_log_open(
         assert not looks._exports
 
 
+@pytest.mark.thorough
+async def test_the_nodes_are_shown_as_they_stand(postgres: str, server: k.OfflineServer, tmp_path: Path) -> None:
+    """Given three nodes, when one is drained and goes, then none is missing; when another one is lost, then one is."""
+    async with cluster(postgres, server, tmp_path, "a", "b", "c") as nodes:
+        [a, _, c] = nodes.kernels
+
+        def states() -> list[float]:
+            found = shown(a.service.projection.metrics)
+            return [total(found, "understudy_nodes", state=state) for state in ("serving", "drained", "missing")]
+
+        assert states() == [3, 0, 0]
+        await nodes.drain(c)
+        assert states() == [2, 1, 0]
+        await a.take_up(a.generation, ["a", "b"])
+        assert states() == [2, 0, 0]
+        await a.take_up(a.generation, ["a"])
+        assert states() == [1, 0, 1]
+
+
 async def not_exported(kernel: k.Kernel, writer: str, directory: Path) -> set[str]:
     """Spans of a writer's events that are in no file."""
     events = await kernel.service.reading.query(queries.writer_events, writer, 0, 1_000_000)

@@ -39,12 +39,17 @@ def test_a_node_that_is_lost_is_missed_until_another_one_comes() -> None:
 
 
 def test_a_node_that_comes_back_is_not_missed() -> None:
-    """Given two lost nodes, when the second one comes back, then the first one is still missed."""
+    """Given two lost nodes, when the second one comes back, then the first one is still missed, also when the second
+    one is drained and goes; and no longer when it comes back as well."""
     found = known("a", "b", "c")
     found.learn_nodes(["a"])
     found.learn_nodes(["a", "c"])
     assert found.missing == 1
-    found.learn_nodes(["a", "b", "c"])
+    found.learn_drains(drain("c"))
+    found.learn_nodes(["a"])
+    assert found.missing == 1
+    found.learn_drains({})
+    found.learn_nodes(["a", "b"])
     assert found.missing == 0
 
 
@@ -63,6 +68,7 @@ def test_a_drained_node_is_not_missed() -> None:
         if before:
             found.learn_drains(drain("b"))
         found.learn_nodes(["a"])
+        assert found.missing == (not before)
         found.learn_drains(drain("b"))
         assert found.missing == 0
         found.learn_drains({})
