@@ -44,12 +44,12 @@ def act() -> str:
     return "done"
 
 profile = ModelProfile("p", "sk-of-the-tests", url)
-with Cluster.connect(store, profiles=[profile], max_actors=1, standby=0) as cluster:
-    while len([service for service in cluster.services() if service.role == "node"]) < 2:
-        time.sleep(0.1)
-with Cluster.connect(store, profiles=[profile]) as cluster:  # one that knows both
-    services = cluster.services()
-    nodes = [service for service in services if service.role == "node"]
+nodes = []
+while len(nodes) < 2:  # a client asks for new nodes twice a minute; one that connects, at once
+    with Cluster.connect(store, profiles=[profile], max_actors=1, standby=0) as cluster:
+        services = cluster.services()
+    nodes = [service for service in services if service.role == "node" and service.address]
+with Cluster.connect(store, profiles=[profile]) as cluster:
     [here] = [service.node_id for service in services if service.role == "supervisor"]
     spec = AgentSpec(name="actor", model="m", profile="p", tools=[act])
     busy = []
