@@ -98,8 +98,8 @@ class SessionCreated(Event, frozen=True, kw_only=True):
 
 
 class SessionActivated(Event, frozen=True, kw_only=True):
-    """A frame took the session under a new epoch. `cause`: `ready`, `resume` (after a crash), `moved` (from a
-    drained node) or `takeover`.
+    """A frame took the session under a new epoch. `cause`: `ready`, `resume` (after a crash), `moved` (from
+    another node) or `takeover`.
 
     Attributes:
         down: from the crash's detection to this commit; 0 unless `cause` is `resume`.
@@ -113,7 +113,8 @@ class SessionActivated(Event, frozen=True, kw_only=True):
 
 
 class SessionMoved(Event, frozen=True, kw_only=True):
-    """The node it was on is drained: it goes on at another one. `forced`: the time to wait for its work was over."""
+    """It goes on at another node: the one it was on is drained, or it waited there for a frame that the other one has.
+    `forced`: the drain's time to wait for its work was over."""
 
     from_node: str = ""
     to_node: str = ""

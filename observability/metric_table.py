@@ -318,7 +318,7 @@ TABLE: tuple[MetricRow, ...] = (
     ),
     MetricRow(
         names.SESSIONS_MOVED,
-        "Sessions that left a drained node; forced: the time to wait for their work was over.",
+        "Sessions that went to another node; forced: a drain's time to wait for their work was over.",
         ("forced",),
         {SessionMoved: lambda event: (("true" if event.forced else "false",), 1)},
         initial=(("false",), ("true",)),

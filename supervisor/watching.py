@@ -124,7 +124,8 @@ class Watching:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                log.warning("node service %s died: %s", node.handle.node_id[:8], error)
+                if self._known.serves(node, term):
+                    log.warning("node service %s died: %s", node.handle.node_id[:8], error)
             if not self._known.serves(node, term) or self._known.stopped:
                 return
             try:

@@ -197,18 +197,20 @@ class RayMachinery:
     async def create_frame(self, node: Any, frame_id: str, placement: str) -> RayFrame:
         """Start a frame on a node, in the environment that the placement asks for.
 
-        One that asks for resources or labels is started wherever the cluster has them.
+        One that asks for resources or labels is started wherever the cluster has them. Where the number of nodes
+        follows the load, Ray's autoscaler sees it wait, and may bring a node that has them.
 
         Raises:
-            Unschedulable: no node has them.
+            Unschedulable: no node has them, or comes to have them.
             InvalidConfiguration: the node's environment lacks variables.
         """
         definition = await self._definition(node, placement)
         options = actor_options(definition)
         await package_store.provide(definition.get("runtime_env") or {}, partial(node.call, "blob"))
+        reason = ""
         if is_scarce(placement):
             reason = obstacle(definition, await asyncio.to_thread(ray.nodes))
-            if reason:
+            if reason and self._settings.scaling is None:
                 raise Unschedulable(reason)
         else:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
@@ -234,6 +236,8 @@ class RayMachinery:
             await asyncio.wait_for(frame.begin(), CREATE_SECONDS)
         except TimeoutError:
             ray.kill(frame.handle)
+            if reason:
+                raise Unschedulable(f"{reason}, and none came within {CREATE_SECONDS:.0f} s") from None
             raise ClusterError(f"a frame was not ready after {CREATE_SECONDS:.0f} s (see `ray status`)") from None
         except InvalidConfiguration:
             ray.kill(frame.handle)

@@ -48,6 +48,7 @@ DRIVER = '''
 """Give one node more to do than it can, watch nodes come and go, and kill services meanwhile."""
 
 import json
+import os
 import signal
 import sys
 import time

@@ -203,6 +203,8 @@ BY_RULES: list[Fault] = [
     (DEVELOPMENT, "RayCluster", f"{HEAD}.containers.0.volumeMounts.2.mountPath", "/data", "is on no volume"),
     (DEVELOPMENT, "ConfigMap", "data.UNDERSTUDY_STORE", "sqlite:////tmp/store.db", "/tmp/store.db is on no volume"),
     (PRODUCTION, "ConfigMap", "data.UNDERSTUDY_STORE", "sqlite:////x.db", "nothing is ever done at a worker"),
+    (PRODUCTION, "ConfigMap", "data.UNDERSTUDY_NODES", "3-20", "UNDERSTUDY_NODES=3-20, and there may be 3-10 workers"),
+    (PRODUCTION, "ConfigMap", "data.UNDERSTUDY_NODES", GONE, "and an autoscaler belong together"),
     (PRODUCTION, "ConfigMap", "data.OPENAI_API_KEY", "sk-1", "OPENAI_API_KEY in clear"),
     (PRODUCTION, "ConfigMap", "data.OTHER", "postgresql://me:secret@host/db", "OTHER has a password in it"),
     (

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from understudy.config import has_credentials, is_secret_name
+from understudy.scaling import NODES
 
 from .objects import TOKEN_KEY, Manifest, Pod, named, of_kind, pods, ray_clusters, selects
 
@@ -46,6 +47,7 @@ def findings(documents: list[Manifest], provided: Secrets) -> list[str]:
             found.append(f"{named(document)}: does not say which operators it is for: {OPERATORS}")
     for owner, cluster in ray_clusters(documents):
         found += [f"{owner}: {problem}" for problem in _authentication(cluster)]
+        found += [f"{owner}: {problem}" for problem in _scaling(cluster, documents)]
     found += _images(pods(documents))
     found += _selectors(documents)
     for document in documents:
@@ -98,6 +100,17 @@ def _authentication(cluster: Manifest) -> Iterator[str]:
     elif not options.get("secretName"):
         # common/pod.go, SetContainerTokenAuthEnvVars, and reconcileAuthSecret, which makes it only if there is none.
         yield "the operator takes the Secret with the cluster's name for that of the token (authOptions.secretName)"
+
+
+def _scaling(cluster: Manifest, documents: list[Manifest]) -> Iterator[str]:
+    """What may be asked of the autoscaler is what it may bring: else requests wait for ever, or workers stay idle."""
+    said = _settings(documents).get(NODES, "")
+    groups = cluster.get("workerGroupSpecs") or []
+    may = "-".join(str(sum(group[name] for group in groups)) for name in ("minReplicas", "maxReplicas"))
+    if bool(said) != bool(cluster.get("enableInTreeAutoscaling")):
+        yield f"{NODES}={said} and an autoscaler belong together"
+    elif said and said != may:
+        yield f"{NODES}={said}, and there may be {may} workers"
 
 
 def _resources(pod: Pod) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from understudy.errors import (
     UnderstudyError,
     Unschedulable,
 )
+from understudy.scaling import Scaling
 from understudy.store.operations.draining import check_drain
 from understudy.supervisor import staffing, watching
 from understudy.supervisor import supervisor as supervising
@@ -56,6 +58,7 @@ class Node:
         self.refusals: list[UnderstudyError] = []
         self.changed = asyncio.Event()
         self.machinery: Any = None
+        self.given: list[tuple[int, str]] = []
 
     @property
     def nodes(self) -> list[str]:
@@ -72,6 +75,10 @@ class Node:
             return Machinery.generation
         if method == "request":
             return self.machinery.request(*arguments)
+        if method == "give":
+            self.given.append(arguments)
+            self.changed.set()
+            return arguments[0]
         if method == "take_up":
             self.generation = arguments[0]
             self.told.append(arguments)
@@ -174,6 +181,7 @@ class Machinery:
         self.killed = asyncio.Event()
         self.killed.set()
         self.reached = True  # whether what is killed is known to be gone
+        self.nodes_asked_for: list[int] = []
         self.created = asyncio.Event()  # set: frames that are being created are there
 
     async def node_ids(self) -> list[str]:
@@ -231,6 +239,10 @@ class Machinery:
     def abandon(self, node: Any, _frames: Any) -> None:
         self.abandoned.append(node.node_id)
 
+    async def request_nodes(self, cpus: list[float]) -> None:
+        self.nodes_asked_for.append(len(cpus))
+        self.asked.set()
+
     def cpus(self, _node_id: str) -> float:
         return 1.0
 
@@ -241,23 +253,33 @@ class Machinery:
 @pytest.fixture
 async def machinery(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machinery]:
     """Three nodes under a supervisor that is in a hurry."""
+    async with supervised(Machinery("a", "b", "c"), monkeypatch) as found:
+        yield found
+
+
+@asynccontextmanager
+async def supervised(
+    found: Machinery, monkeypatch: pytest.MonkeyPatch, scaling: Scaling | None = None
+) -> AsyncIterator[Machinery]:
+    """Such nodes, once all of them were told who is there."""
     monkeypatch.setattr(supervising, "CENSUS_SECONDS", 0.02)
     monkeypatch.setattr(watching, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(supervising, "LOST_SECONDS", LOST)
     monkeypatch.setattr(supervising, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(watching, "REPEAT_SECONDS", 0.01)
     monkeypatch.setattr("understudy.supervisor.probing.PROBE_DEADLINE", 0.05)
-    found = Machinery("a", "b", "c")
-    supervisor = Supervisor(found, "holder", standby=0, max_actors=1)
+    supervisor = Supervisor(found, "holder", standby=0, max_actors=1, scaling=scaling)
     running = asyncio.create_task(supervisor.run())
     await supervisor.ready(PATIENCE)
     for node in found.nodes.values():
-        await node.until_told(["a", "b", "c"])
+        await node.until_told(list(found.nodes))
     found.supervisor = supervisor  # type: ignore[attr-defined]
-    yield found
-    await supervisor.stop()
-    running.cancel()
-    await asyncio.gather(running, *supervisor._tasks, return_exceptions=True)
+    try:
+        yield found
+    finally:
+        await supervisor.stop()
+        running.cancel()
+        await asyncio.gather(running, *supervisor._tasks, return_exceptions=True)
 
 
 async def test_a_silent_node_is_lost(machinery: Machinery) -> None:

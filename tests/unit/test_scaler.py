@@ -1,0 +1,107 @@
+"""The supervisor follows the load, without Ray: sessions that wait move, nodes are asked for and given back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from understudy.scaling import Scaling
+from understudy.supervisor.pool import Demand
+from understudy.supervisor.ports import DrainReport
+from understudy.supervisor.scaler import SCALED_DOWN
+
+from .test_membership import PATIENCE, Machinery, Node, supervised
+
+QUICK = Scaling(1, 4, up_after=0.05, down_after=0.2)
+BUSY = {"": Demand(acting=1, ready=3, oldest=60.0)}
+RESTING = {"": Demand(standby=1)}
+
+
+async def until_asked(machinery: Machinery, nodes: int) -> None:
+    """Wait until so many nodes were asked for."""
+    async with asyncio.timeout(PATIENCE):
+        while machinery.nodes_asked_for[-1:] != [nodes]:
+            machinery.asked.clear()
+            await machinery.asked.wait()
+
+
+async def until_drained(machinery: Machinery) -> str:
+    """Wait until a node is drained; returns which."""
+    async with asyncio.timeout(PATIENCE):
+        while not machinery.drains:
+            machinery.asked.clear()
+            await machinery.asked.wait()
+    return next(iter(machinery.drains))
+
+
+async def test_sessions_that_wait_are_given_to_a_node_with_a_free_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a node whose sessions wait and one with a frame to spare, then the first gives as many to the second as
+    that can take, also where the number of nodes does not follow the load."""
+    found = Machinery("a", "b")
+    found.nodes["a"].demand, found.nodes["b"].demand = BUSY, RESTING
+    async with supervised(found, monkeypatch):
+        await found.nodes["a"].until(lambda: bool(found.nodes["a"].given))
+        assert found.nodes["a"].given[0] == (1, "b")
+        assert found.nodes["b"].given == found.nodes_asked_for == []
+
+
+async def test_nodes_are_asked_for_until_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given one node with four sessions for one frame, then four nodes are asked for, and one less is more than there
+    are, so it stays; when nobody waits any more, then none is asked for."""
+    found = Machinery("a")
+    found.nodes["a"].demand = BUSY
+    async with supervised(found, monkeypatch, QUICK):
+        await until_asked(found, 4)
+        found.nodes["b"] = Node("b")
+        await found.nodes["b"].until_told(["a", "b"])
+        found.nodes["a"].demand = {"": Demand(acting=1)}
+        await until_asked(found, 0)
+
+
+async def test_a_node_without_work_is_drained_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given two nodes that rest, then the one that is not the supervisor's is drained; when nothing is left there, its
+    service is ended, the others are told under the next generation, and it gets no other service while it is there."""
+    found = Machinery("a", "b")
+    for node in found.nodes.values():
+        node.demand = RESTING
+    async with supervised(found, monkeypatch, QUICK):
+        generation = found.generation
+        assert await until_drained(found) == "b"
+        assert found.drains["b"]["reason"] == SCALED_DOWN
+        assert found.abandoned == []
+        found.nodes["b"].drain = DrainReport(SCALED_DOWN, True)
+        assert await found.nodes["a"].until_told(["a"]) == generation + 1
+        assert found.abandoned == ["b"]
+        asked = found.nodes["b"].asked
+        await asyncio.sleep(0.3)  # that nothing happens can't be awaited
+        assert found.nodes["b"].asked <= asked + 1
+        assert sorted(found.nodes["a"].told[-1][2]) == ["a"]
+
+
+async def test_a_node_that_was_left_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a node that was left and that the cluster still has, when sessions wait, then its drain ends and it has a
+    service again, and no more nodes are asked for than there are."""
+    found = Machinery("a", "b")
+    for node in found.nodes.values():
+        node.demand = RESTING
+    async with supervised(found, monkeypatch, QUICK):
+        await until_drained(found)
+        found.nodes["b"].drain = DrainReport(SCALED_DOWN, True)
+        await found.nodes["a"].until_told(["a"])
+        found.nodes["b"].drain = None
+        found.nodes["a"].demand = {"": Demand(acting=1, ready=1, oldest=60.0)}
+        await found.nodes["a"].until_told(["a", "b"])
+        assert found.drains == {}
+        assert max(found.nodes_asked_for) <= 2
+
+
+async def test_what_a_person_drains_is_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a node that somebody has drained, when nothing is left there, then it keeps its service."""
+    found = Machinery("a", "b", "c")
+    found.nodes["b"].drain = DrainReport("a person says so", True)
+    found.nodes["a"].demand = found.nodes["c"].demand = {"": Demand(acting=1)}
+    async with supervised(found, monkeypatch, QUICK):
+        asked = found.nodes["b"].asked
+        await found.nodes["b"].until(lambda: found.nodes["b"].asked > asked + 5)
+        assert found.abandoned == []
