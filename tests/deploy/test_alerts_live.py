@@ -52,12 +52,11 @@ while len(nodes) < 2:  # a client asks for new nodes twice a minute; one that co
 with Cluster.connect(store, profiles=[profile]) as cluster:
     [here] = [service.node_id for service in services if service.role == "supervisor"]
     spec = AgentSpec(name="actor", model="m", profile="p", tools=[act])
-    busy = []
-    while len(busy) < 2:
+    homes = {service.node_id: [] for service in nodes}
+    while min(map(len, homes.values())) < 2:  # else one that waits would go to the node that has an actor
         session = cluster.spawn(spec)
-        if session.info().node_id == here:
-            busy.append(session)
-    for session in busy:
+        homes[session.info().node_id].append(session)
+    for session in [session for found in homes.values() for session in found]:
         session.send(words)
         session.send("hello")  # behind it
 print(json.dumps({service.address.split("/")[2]: service.node_id == here for service in nodes}))
@@ -92,7 +91,7 @@ def wait_for(running: Prometheus, *expected: tuple[str, str]) -> None:
 
 
 def test_each_loss_is_told(postgres_server: str, tmp_path: Path) -> None:
-    """Given two nodes under Prometheus, when sessions wait for the only actor, then it is told where; when a node, then
+    """Given two nodes under Prometheus, when sessions wait for the only actors, then it is told where; when a node, then
     the head's GCS, then everything is killed, then each loss is told, with the node services that it concerns."""
     with contextlib.ExitStack() as stack:
         dsn = stack.enter_context(database(postgres_server))
@@ -110,7 +109,7 @@ def test_each_loss_is_told(postgres_server: str, tmp_path: Path) -> None:
         rules = [hurried(tmp_path / "rules.yaml")]
         running = stack.enter_context(prometheus(tmp_path / "prometheus", targets=services, rules=rules))
 
-        wait_for(running, ("ActorsBusy", here), ("InboxOld", here))
+        wait_for(running, *((name, node) for name in ("ActorsBusy", "InboxOld") for node in (here, there)))
         gone = {alert.name.removeprefix("Understudy") for alert in alerts()[:8]}
         assert not gone & {name for name, _ in firing(running)}
         go.touch()
