@@ -91,7 +91,7 @@ def wait_for(running: Prometheus, *expected: tuple[str, str]) -> None:
 
 
 def test_each_loss_is_told(postgres_server: str, tmp_path: Path) -> None:
-    """Given two nodes under Prometheus, when sessions wait for the only actors, then it is told where; when a node, then
+    """Given two nodes under Prometheus, when sessions wait for actors, then it is told where; when a node, then
     the head's GCS, then everything is killed, then each loss is told, with the node services that it concerns."""
     with contextlib.ExitStack() as stack:
         dsn = stack.enter_context(database(postgres_server))
