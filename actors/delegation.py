@@ -1,4 +1,4 @@
-"""Tool calls that the session hands over: to a sub-agent, a person or the store."""
+"""Tool calls that the session delegates: to a sub-agent, a person or the store."""
 
 from __future__ import annotations
 

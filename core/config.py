@@ -227,7 +227,7 @@ class ModelProfile:
 
 @dataclass(frozen=True)
 class Settings:
-    """What Understudy reads from the environment (see the README for the variables)."""
+    """What Understudy reads from the environment (docs/settings.md lists the variables)."""
 
     store: str
     model: str

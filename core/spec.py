@@ -1,4 +1,4 @@
-"""`AgentSpec`: what an agent is. Strict: unknown fields are refused, and all problems are told at once."""
+"""`AgentSpec`: what an agent is. Strict: unknown fields are refused, and all problems are reported together."""
 
 from __future__ import annotations
 
@@ -263,11 +263,11 @@ class AgentSpec(Strict):
         supervision: what becomes of this agent's sub-agents that end badly.
         restart_type: as a sub-agent: `temporary` is never started again, `transient` when it ends badly, `permanent`
             whatever way it ends. Being started again means anew: another session with the same task and no history.
-        on_parent_end: as a sub-agent still at work when its parent's run ends: it is told to end and waited for
+        on_parent_end: as a sub-agent still at work when its parent's run ends: it is asked to end and waited for
             (`cancel`), it goes on by itself (`abandon`), or it is waited for (`wait`).
         lifecycle: as a sub-agent, after its task: it takes no more input (`ephemeral`), it stays open until its parent
             is closed (`linked`), or for good (`detached`).
-        shutdown: seconds that a run has to end once it is told to; then it is ended by force and its process is killed.
+        shutdown: seconds that a run has to end once it is asked to; then it is ended by force and its process killed.
             0 does so at once, None never.
         budget: one, or several with a scope each. A sub-agent's own apply within those of the agents above it.
         isolation: `process` gives each activation a process of its own, which ends when the session parks or its run

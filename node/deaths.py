@@ -81,7 +81,7 @@ class Deaths:
 
     async def _frame_died(self, frame_id: str, cause: str, silence: float, *, may_live: bool) -> None:
         if not self._node.generation:
-            raise StaleGeneration("the service has not been taken up")
+            raise StaleGeneration("no supervisor has adopted this service yet")
         since, cause = now(), self._frames.supply.cause(cause)
         self._frames.known.bury(frame_id)
         self._frames.verdicts.drop(frame_id)

@@ -1,4 +1,4 @@
-"""The drain of this node: its sessions finish what they are at, commit, and go on at other nodes."""
+"""The drain of this node: its sessions finish their tools or model call, commit, and go on at other nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ AT_ONCE = 16
 class Draining:
     """Moves the sessions of a node that is drained. The store says which nodes are, and until when.
 
-    Guarantees: no model call is paid twice and no tool is interrupted before the deadline; a session that moves was
+    Guarantees: before the deadline no tool is interrupted, and no model call is made again but one that waits for the
+    verdict of a hook whose process has died (docs/guarantees.md, What is not promised); a session that moves was
     fenced here in the same transaction, so it acts at one node at a time; a move is no death.
     """
 

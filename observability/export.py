@@ -1,4 +1,4 @@
-"""Committed events on their way out: a durable cursor over the journal's log for each sink.
+"""Export of committed events: a durable cursor over the journal's log for each sink.
 
 At least once: the cursor moves only after the sink took the events, so a crash in between sends some of them again.
 What they become is identical then, and whoever reads it drops repeats.

@@ -14,7 +14,7 @@ from understudy.tasks import Tasks
 
 from .drains import Drains
 from .known import Known, Node
-from .ports import Machinery
+from .ports import Machinery, NodeReport
 from .scaling import Decision, Share, Sizing, shares
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,9 @@ DRAIN_SECONDS = 24 * 3600.0
 """Long: nothing is interrupted, or done again, only to save a node."""
 
 ASK_SECONDS = 10.0
+CHANGE = "change the nodes"
+"""One at a time: a node is given up, given back or taken back."""
+
 REPEAT_SECONDS = 30.0
 """So often a request is made again: Ray's head may have lost it."""
 
@@ -79,15 +82,13 @@ class Scaler:
             given_up.add(self._giving_up)
         decided = self._sizing.decide(loads, given_up, time.monotonic())
         self.wanted = decided.nodes
-        if decided.keep:
-            self._tasks.alone("keep nodes", self._keep, decided.keep)
-        elif decided.give_up:
-            self._giving_up = decided.give_up
-            self._tasks.alone("give up a node", self._give_up, decided.give_up)
-        else:
-            for node in drained:
-                if node.drain and node.drain.finished and not self._tasks.under_way("keep nodes"):
-                    self._release(node)
+        if decided.give_up:
+            self._tasks.alone(CHANGE, self._give_up, decided.give_up)
+        elif decided.keep:
+            self._tasks.alone(CHANGE, self._keep, decided.keep)
+        for node in drained if not decided.keep else ():
+            if node.drain and node.drain.finished:
+                self._tasks.alone(CHANGE, self._release, node)
         self._request(decided, len(self._known.nodes.keys() - given_up))
 
     async def _share(self, share: Share) -> None:
@@ -112,9 +113,12 @@ class Scaler:
                 log.warning("node %s can't be taken back: %s", node_id[:8], error)
                 continue
             self._known.released.pop(node_id, None)
+            if node_id in self._known.nodes:
+                self._known.nodes[node_id].drain = None
             log.warning("node %s is needed again", node_id[:8])
 
     async def _give_up(self, node_id: str) -> None:
+        self._giving_up = node_id
         try:
             await self._drains.begin([node_id], DRAIN_SECONDS, new_identifier(), reason=SCALED_DOWN)
         except (UnderstudyError, TimeoutError) as error:
@@ -122,11 +126,24 @@ class Scaler:
         finally:
             self._giving_up = ""
 
-    def _release(self, node: Node) -> None:
-        """Nothing is left there: without services, which never rest to Ray, its autoscaler takes the node away."""
-        log.warning("node %s is given back", node.handle.node_id[:8])
-        self._known.released[node.handle.node_id] = node.cpus
-        self._end(node)
+    async def _release(self, node: Node) -> None:
+        """Nothing is left there: without services, which never rest to Ray, its autoscaler takes the node away.
+
+        It is asked once more: the drain may have been taken back since it said so.
+        """
+        term, node_id = self._known.term, node.handle.node_id
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                report: NodeReport = await node.handle.call("demand", 0.0)
+        except (UnderstudyError, TimeoutError) as error:
+            log.info("node %s is not given back yet: %s", node_id[:8], error)
+            return
+        node.drain = report.drain
+        over = report.drain is not None and report.drain.reason == SCALED_DOWN and report.drain.finished
+        if over and not report.stays and self._known.serves(node, term):
+            log.warning("node %s is given back", node_id[:8])
+            self._known.released[node_id] = node.cpus
+            self._end(node)
 
     def _request(self, decided: Decision, count: int) -> None:
         """Ask for so many nodes in all, as long as there are fewer; then for none. What there is keeps itself: its

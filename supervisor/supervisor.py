@@ -335,7 +335,7 @@ class Supervisor:
         self._scaler.look()
 
     def _lose(self, node: Node) -> None:
-        """A node is gone, or cut off, or was drained and is given back: the others take up what is left there.
+        """A node is gone, or cut off, or was drained and is given back: the others adopt what is left there.
 
         If it is only cut off its processes may live on. That is harmless: under the next generation its service
         activates nothing more, and with its next activation elsewhere a session has an epoch under which its old frame

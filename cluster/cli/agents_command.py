@@ -18,12 +18,12 @@ from understudy.json_text import jsonable
 from .command import Json, command, counted, errors, print_json
 from .rendering import escape
 
-app = typer.Typer(help="Look after files of agents.", no_args_is_help=True)
+app = typer.Typer(help="Check and list agent files.", no_args_is_help=True)
 
 
 @app.callback()
 def agents() -> None:
-    """Look after files of agents."""
+    """Check and list agent files."""
 
 
 @app.command("list")

@@ -35,7 +35,7 @@ def approve(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Let tool calls be executed that wait for an approval."""
+    """Approve tool calls that wait for a person: they are executed."""
     chosen, kept = _chosen(calls, everything), _kept(remember, remember_arguments)
     edited = _arguments(arguments)
     with connected(store, start=False) as cluster:
@@ -54,7 +54,7 @@ def reject(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Let tool calls not be executed that wait for an approval."""
+    """Reject tool calls that wait for a person: they are not executed."""
     chosen, kept = _chosen(calls, everything), _kept(remember, remember_arguments)
     with connected(store, start=False) as cluster:
         new = cluster.session(session).reject(chosen, reason, remember=kept)

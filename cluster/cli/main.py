@@ -257,9 +257,9 @@ def drain(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Have a node's sessions finish what they are at and go on elsewhere, before the node goes.
+    """Move a node's sessions elsewhere before the node goes: each finishes its tools or its model call first.
 
-    No model call is paid twice and no tool is cut off before the timeout. Without NODE: show what is drained.
+    Until the timeout no tool is cut off and model calls in flight are waited for. Without NODE: show what is drained.
     """
     if here:
         if node is not None or undo or stop:

@@ -33,7 +33,7 @@ def mcp(
     ] = None,
     store: Store = None,
 ) -> int:
-    """Serve agents to programs that speak the Model Context Protocol: each agent is a tool that survives.
+    """Serve agents to programs that speak the Model Context Protocol: each agent is a tool.
 
     A call is a run of the cluster, which goes on when the client or this command ends: the same call with the same
     `run_id` finds it again. What the agent asks a person, the client asks, if it can.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -103,7 +104,9 @@ def print_tree(found: list[SessionInfo]) -> None:
     nodes: dict[str, Tree] = {}
     root: Tree | None = None
     for info in found:
-        doing = f" · {', '.join(info.tools)}" if info.tools else ""
+        times = Counter(info.tools)
+        tools = ", ".join(f"{name} ×{times[name]}" if times[name] > 1 else name for name in times)
+        doing = f" · {tools}" if tools else ""
         crashes = f" · restarts {info.restarts}" if info.restarts else ""
         label = f"{escape(info.name)} [dim]{info.id}[/dim] {styled(info.status)}{doing}{crashes}"
         parent = nodes.get(info.parent_id or "")

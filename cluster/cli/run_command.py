@@ -83,7 +83,7 @@ def run(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Have an agent do something, and print its answer.
+    """Send a prompt to an agent and print its answer.
 
     The answer goes to stdout, as it comes if that is a terminal; what happens on the way goes to stderr. The session
     stays: --session continues it. A session that exists goes on as what it is, or as the agent that the options

@@ -20,7 +20,7 @@ def steer(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Send a message to the run that a session is at: the model gets it in the next round."""
+    """Send a message to a session's current run: the model gets it in the next round."""
     content = sys.stdin.read() if text == "-" else text
     with connected(store, start=False) as cluster:
         run = cluster.session(session).steer(content, interrupt=interrupt)
@@ -36,7 +36,7 @@ def fork(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Make a session of its own that begins with another one's messages."""
+    """Make a new session that begins with a copy of another one's messages."""
     with connected(store, start=False) as cluster:
         made = cluster.session(session).fork(at, session_id=new)
     print_json({"session_id": made.id, "forked_from": session, "forked_at": at}) if json else print(made.id)

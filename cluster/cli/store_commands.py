@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from understudy.store.transaction import Transaction
     from understudy.store.upkeep.retention import Removed
 
-app = typer.Typer(help="Look after a store: schema, archives, retention, backups, proof.", no_args_is_help=True)
+app = typer.Typer(help="Maintain a store: schema, archives, retention, backups, checks.", no_args_is_help=True)
 
 Result = TypeVar("Result")
 PATIENCE_SECONDS = 15.0
@@ -366,7 +366,7 @@ def check(
     store: Store = None,
     json: Json = False,
 ) -> int:
-    """Prove from the tables alone that nothing was lost, doubled or left over. Exit code 1 if something was."""
+    """Check the tables against each other: nothing missing, doubled or left over. Exit code 1 if something is."""
     from understudy.store.check.check import check as find_violations
     from understudy.store.upkeep import archive, maintenance
 

@@ -150,7 +150,7 @@ class Cluster:
     async def drain(
         self, node_id: str | None = None, timeout: float = 600.0, *, wait: bool = True, stop: bool = False
     ) -> list[DrainInfo]:
-        """Have a node's sessions finish what they are at, commit, and go on at other nodes; it gets no new ones.
+        """Have a node's sessions finish their tools or model call and go on at other nodes; it gets no new ones.
 
         Args:
             node_id: or the beginning of one; None with `stop` only.

@@ -46,8 +46,9 @@ def now() -> int:
 class Database:
     """One store: an engine for the one writer, and one for readers.
 
-    SQLite runs in WAL mode with `synchronous=FULL`: an acknowledged commit survives a power cut, and readers never wait
-    for the writer. PostgreSQL gets a small pool: a node holds at most five connections.
+    SQLite runs in WAL mode with `synchronous=FULL`: an acknowledged commit survives a power cut as far as the disk
+    keeps its word, and readers never wait for the writer. PostgreSQL gets a small pool: a node holds at most five
+    connections.
 
     Args:
         unlimited: statements may take as long as they need (PostgreSQL): for commands that somebody waits for.

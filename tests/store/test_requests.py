@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import pytest
 from sqlalchemy import func, select, update
 
 from understudy.cluster.ray.connection import Connection
-from understudy.config import Settings
-from understudy.errors import CannotDrain
+from understudy.config import ModelProfile, Settings
+from understudy.errors import CannotDrain, StoreOwned
 from understudy.store.db.statements import REQUEST, RUN
 from understudy.store.operations import activation, beginnings, endings, requests
 from understudy.store.upkeep import retention
@@ -359,3 +361,59 @@ async def db(tmp_path: Path) -> AsyncIterator[Store]:
         await made.own()
         await made.create("s")
         yield made
+
+
+async def test_a_repeated_note_undoes_no_later_one(kernel: k.Kernel) -> None:
+    """Given a note that was set, changed and removed by later requests, when the earlier ones are repeated, then each
+    gets its answer again and the note stays as the last one left it."""
+    await kernel.spawn("s", k.spec())
+    notes = ("read", "notes", ["session", "s"], {})
+    first, second = {"key": "n", "text": "first"}, {"key": "n", "text": "second"}
+    version = await kernel.ask("set_note", "s", first, "one")
+    await kernel.ask("set_note", "s", second, "two")
+    assert await kernel.ask("set_note", "s", first, "one") == version
+    assert [note["text"] for note in await kernel.ask(*notes)] == ["second"]
+    assert await kernel.ask("delete_note", "s", "n", "three") is True
+    await kernel.ask("set_note", "s", second, "four")
+    assert await kernel.ask("delete_note", "s", "n", "three") is True
+    assert [note["text"] for note in await kernel.ask(*notes)] == ["second"]
+
+
+async def test_a_late_renewal_holds_the_store_for_a_lease_at_most(tmp_path: Path) -> None:
+    """Given a store that its owner gave up, when a late attempt of its last renewal arrives, then the next owner waits
+    for that lease, and not for longer."""
+    lease = 200_000
+    async with opened(f"sqlite:///{tmp_path}/store.db") as db:
+        generation = await db.own("me")
+        await db.do(activation.renew, generation, "me", 0)
+        await db.do(activation.renew, generation, "me", lease)
+        with pytest.raises(StoreOwned) as refused:
+            await db.do(activation.acquire, "you", lease, may_take=lambda _: False)
+        assert refused.value.details["seconds"] <= lease / 1e6
+
+
+async def test_a_repeated_registration_brings_the_same_credentials(kernel: k.Kernel) -> None:
+    """Given a profile that was registered, when that is repeated, then the service knows it once, as it was."""
+    profile = ModelProfile("again", "key", kernel.server.url)
+    for _ in range(2):
+        await kernel.service.register(profile)
+    assert [known for known in kernel.service.profiles.all() if known.name == "again"] == [profile]
+
+
+async def test_reads_change_nothing(kernel: k.Kernel, tmp_path: Path) -> None:
+    """Given a session that has had a run, when it is read and followed, repeatedly, then no row of it changes."""
+    await kernel.spawn("s", k.spec())
+    await kernel.send("s")
+    await kernel.end("s")
+
+    def rows() -> dict[str, list[Any]]:
+        with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+            tables = "session", "run", "message", "event", "tool_call", "inbox", "timer", "note", "request"
+            return {table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2, 3").fetchall() for table in tables}
+
+    before = rows()
+    for _ in range(2):
+        for what in ("info", "tree", "messages", "runs", "wakeups"):
+            await kernel.ask("read", what, ["s"], {})
+        assert (await kernel.ask("watch", "client", {"s": {"after": 0}}, 1.0))["events"]
+    assert rows() == before
