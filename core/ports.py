@@ -132,6 +132,14 @@ class TaskRunner(Protocol):
         """
 
 
+class ClusterHead(Protocol):
+    """The head of the cluster that a node service is in: what starts its processes, and finds them."""
+
+    def silence(self) -> float:
+        """Seconds since it was first asked something that it has not answered; 0 while it answers. Waits for nothing,
+        and may be called in any thread."""
+
+
 class CommandProcesses(Protocol):
     """The commands of a machine, by key. They go on when the node service dies, and are found by the next one, which
     may be that of another node, and by other nodes' services there."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from understudy.identifiers import home_of
 from understudy.store.operations.draining import Drain
 from understudy.store.transaction import Transaction
+
+MISSED_SECONDS = 6 * 3600.0
+"""A node that is gone for so long, and in whose place no other has come, is not missed any more."""
 
 
 class Homes:
@@ -27,6 +31,7 @@ class Homes:
         self.nodes: list[str] = []
         self.drain: Drain | None = None
         self._drains: Mapping[str, Drain] = {}
+        self._left: dict[str, float] = {}  # when each was gone (monotonic), the first one first
 
     @property
     def leads(self) -> bool:
@@ -43,13 +48,35 @@ class Homes:
         """The nodes that have a service and are not drained."""
         return [node_id for node_id in self.nodes if node_id not in self._drains]
 
+    @property
+    def missing(self) -> int:
+        """How many nodes left without a drain, and in whose place no other has come.
+
+        This service knows what has happened while it lived; where several services differ the largest number is right.
+        """
+        now = time.monotonic()
+        return sum(now - left < MISSED_SECONDS for left in list(self._left.values()))
+
     def elsewhere(self, node_id: str) -> bool:
         """Whether this is another node that has a service."""
         return node_id != self.here and node_id in self.nodes
 
+    def learn_nodes(self, nodes: list[str]) -> None:
+        """Which nodes have a node service, as the supervisor says. What is drained must be known beforehand or told
+        at once afterwards."""
+        for node_id in self.nodes:
+            if node_id not in nodes and node_id not in self._drains:
+                self._left[node_id] = time.monotonic()
+        for node_id in nodes if self.nodes else ():
+            if node_id not in self.nodes and self._left:  # it comes back, or takes the place of the first one
+                del self._left[node_id if node_id in self._left else next(iter(self._left))]
+        self.nodes = list(nodes)
+
     def learn_drains(self, drains: Mapping[str, Drain]) -> None:
         """Which nodes are drained, as the store says."""
         self._drains = drains
+        for node_id in drains:
+            self._left.pop(node_id, None)
         self.drain = drains.get(self.here)
 
     def home_for(self, root_id: str) -> str:

@@ -12,7 +12,7 @@ from understudy import logs
 from understudy.config import ModelProfile, Settings, without_password
 from understudy.errors import InvalidConfiguration, StoreRefused
 from understudy.identifiers import digest
-from understudy.ports import ModelGateway, TaskRunner, ToolHost
+from understudy.ports import ClusterHead, ModelGateway, TaskRunner, ToolHost
 from understudy.reads import OwnerRecord
 from understudy.redaction import know, passwords
 from understudy.store.reads import queries
@@ -40,14 +40,14 @@ class NodeHost:
     def __init__(
         self, settings: Settings, whole: Callable[[bool], Awaitable[Settings]], node_id: str, span_directory: str,
         address: str, *, gateway: ModelGateway, tell: Tell, kill: Kill, runner: TaskRunner, tool_host: ToolHost,
-        kill_tool_host: Kill,
+        kill_tool_host: Kill, head: ClusterHead,
     ) -> None:  # fmt: skip
         os.umask(0o077)  # the store and the spans hold whole conversations
         logs.set_up("node", {**telemetry_of(os.environ), **settings.telemetry})
         self._whole, self._refused = whole, False
         self._node_id, self._span_directory, self._address = node_id, span_directory, address
         self._gateway, self._tell, self._kill, self._runner = gateway, tell, kill, runner
-        self._tool_host, self._kill_tool_host = tool_host, kill_tool_host
+        self._tool_host, self._kill_tool_host, self._head = tool_host, kill_tool_host, head
         self._service: NodeService | None = None
         self._starting = asyncio.Lock()
         self._started = False
@@ -73,7 +73,7 @@ class NodeHost:
         if self._service is None:
             self._service = NodeService(
                 config, self._gateway, self._tell, self._kill, runner=self._runner,
-                tool_host=self._tool_host, kill_tool_host=self._kill_tool_host,
+                tool_host=self._tool_host, kill_tool_host=self._kill_tool_host, head=self._head,
             )  # fmt: skip
         try:
             await self._service.start()

@@ -13,7 +13,7 @@ from typing import Any
 
 from understudy.config import ModelProfile
 from understudy.errors import Fenced
-from understudy.ports import CommandProcesses, ModelGateway, TaskRunner, ToolHost
+from understudy.ports import ClusterHead, CommandProcesses, ModelGateway, TaskRunner, ToolHost
 from understudy.protocol import Exit, Judged, StepCall, Work
 from understudy.reads import Note
 from understudy.records import INTERRUPTED_BY_STEER, Ack, ActivationId, Batch
@@ -41,7 +41,7 @@ from .notices import Notices, Tell, alone
 from .projection import Projection
 from .rates import NodeRates
 from .rounds import Rounds
-from .service_link import Kill, never_killed
+from .service_link import Kill, NoHead, never_killed
 from .sharing import Sharing
 from .shown import show_all
 from .specifications import Specifications
@@ -67,7 +67,7 @@ class NodeService(NodeBasis):
     def __init__(
         self, config: NodeConfig, gateway: ModelGateway, tell: Tell = alone, kill: Kill = never_killed, *,
         runner: TaskRunner | None = None, processes: CommandProcesses | None = None,
-        tool_host: ToolHost = NO_TOOL_HOST, kill_tool_host: Kill = never_killed,
+        tool_host: ToolHost = NO_TOOL_HOST, kill_tool_host: Kill = never_killed, head: ClusterHead | None = None,
     ) -> None:  # fmt: skip
         super().__init__(config, lambda committed: self._committed(committed))
         self.specifications = Specifications(self.reading)
@@ -93,7 +93,8 @@ class NodeService(NodeBasis):
             processes = LocalCommands(config.command_directory)
         self.commands = Commands(self, processes)
         self.projection = Projection(
-            self, partial(show_all, self, self.frames.paging, self.frames.supply, self.calls, self.rates)
+            self,
+            partial(show_all, self, self.frames.paging, self.frames.supply, self.calls, self.rates, head or NoHead()),
         )
         self.tasks = ToolTasks(self, self.frames, runner or NobodyRuns())
         self.tool_servers = ToolServers(self, self.frames, self.specifications, tool_host, kill_tool_host)

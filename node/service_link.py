@@ -33,6 +33,14 @@ async def never_killed(_pid: int) -> None:
     """The `Kill` of a node service whose other services are parts of its own process."""
 
 
+class NoHead:
+    """The `ClusterHead` of a node service that is in no cluster."""
+
+    def silence(self) -> float:
+        """See `ClusterHead.silence`."""
+        return 0.0
+
+
 class Attachment(Protocol):
     """What a service answers to who attaches to it."""
 

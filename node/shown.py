@@ -15,6 +15,7 @@ from understudy.observability import conventions as names
 from understudy.observability.export import Export
 from understudy.observability.live_table import LIVE_TABLE
 from understudy.placement import is_scarce
+from understudy.ports import ClusterHead
 from understudy.rates import Rates, RateUse
 from understudy.store.db.engine import now
 
@@ -29,10 +30,12 @@ Values = Mapping[tuple[str, ...], float]
 
 
 def show_all(
-    node: NodeBasis, paging: Paging, supply: Supply, calls: Calls, rates: NodeRates, projection: Projection
-) -> None:
+    node: NodeBasis, paging: Paging, supply: Supply, calls: Calls, rates: NodeRates, head: ClusterHead,
+    projection: Projection,
+) -> None:  # fmt: skip
     """Have the service's metrics show all of them."""
-    for reads in (_store(projection), _service(node, paging, supply, calls), _rates(rates), _sinks(projection)):
+    service = _service(paging, supply, calls)
+    for reads in (_store(projection), _cluster(node, head), service, _rates(rates), _sinks(projection)):
         for name, read in reads.items():
             projection.metrics.show(LIVE_TABLE[name], read)
 
@@ -62,14 +65,31 @@ def _store(projection: Projection) -> dict[str, Callable[[], Values]]:
         names.INBOX_OLDEST: counted(lambda: {(): oldest()}),
         names.TIMERS_PENDING: counted(lambda: {(): counting.counts.timers}),
         names.BUDGET_TOKENS: counted(lambda: {(state,): sum_ for state, sum_ in counting.counts.budget.items()}),
+        names.BUDGETS_NEAR_LIMIT: counted(lambda: {(name,): number for name, number in counting.counts.near.items()}),
         names.RUNS_CARRIED: carried,
         names.STORE_COUNTS_AGE: age,
         names.STORE_OUTAGE: lambda: {(): counting.outage()},
     }
 
 
-def _service(node: NodeBasis, paging: Paging, supply: Supply, calls: Calls) -> dict[str, Callable[[], Values]]:
-    process, started = psutil.Process(os.getpid()), time.monotonic()
+def _cluster(node: NodeBasis, head: ClusterHead) -> dict[str, Callable[[], Values]]:
+    started, homes = time.monotonic(), node.homes
+
+    def nodes() -> Values:
+        if not homes.nodes:
+            return {}
+        serving = len(homes.available)
+        return {("serving",): serving, ("drained",): len(homes.nodes) - serving, ("missing",): homes.missing}
+
+    return {
+        names.HEAD_SILENCE: lambda: {(): head.silence()},
+        names.NODES: nodes,
+        names.SUPERVISOR_SILENCE: lambda: {(): time.monotonic() - (node.supervisor_heard or started)},
+    }
+
+
+def _service(paging: Paging, supply: Supply, calls: Calls) -> dict[str, Callable[[], Values]]:
+    process = psutil.Process(os.getpid())
 
     def by_state() -> Values:
         found: dict[tuple[str, ...], float] = {("acting",): 0.0, ("waiting",): 0.0, ("standby",): 0.0}
@@ -82,7 +102,6 @@ def _service(node: NodeBasis, paging: Paging, supply: Supply, calls: Calls) -> d
         return {(): supply.measured.frame * len(measured)} if supply.measured else {}
 
     return {
-        names.SUPERVISOR_SILENCE: lambda: {(): time.monotonic() - (node.supervisor_heard or started)},
         names.FRAMES: by_state,
         names.ACTORS_CAP: lambda: {(): supply.cap} if supply.cap else {},
         names.STANDBYS_TAKEN: lambda: {(): paging.standbys_taken},

@@ -70,7 +70,7 @@ class TakeUp:
         self._node.journal.generation = generation
         self._node.supervisor_heard = time.monotonic()
         if self._node.homes.nodes != nodes:
-            self._node.homes.nodes = list(nodes)
+            self._node.homes.learn_nodes(nodes)
             self._projection.nodes_changed()
         try:
             with self._frames.known.reading():

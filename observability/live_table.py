@@ -64,6 +64,14 @@ ROWS = (
         values=("allowed", "reserved", "spent"),
     ),
     LiveRow(
+        names.BUDGETS_NEAR_LIMIT,
+        "gauge",
+        "Trees of the sessions at work that have spent nine tenths of their budget, or more.",
+        ("resource",),
+        source="store",
+        values=("tokens", "cost"),
+    ),
+    LiveRow(
         names.RUNS_CARRIED,
         "gauge",
         "Runs counted by node services that are gone for good, or imported; one service shows them. "
@@ -75,6 +83,21 @@ ROWS = (
     LiveRow(names.STORE_COUNTS_AGE, "gauge", "Time since these numbers were counted in the store.", (), "seconds"),
     LiveRow(names.STORE_OUTAGE, "gauge", "Time since the store works no more; 0 while it does.", (), "seconds"),
     LiveRow(names.SUPERVISOR_SILENCE, "gauge", "Time since the supervisor last called this service.", (), "seconds"),
+    LiveRow(
+        names.HEAD_SILENCE,
+        "gauge",
+        "Time since the cluster's head (Ray's GCS) answers no more; 0 while it does.",
+        (),
+        "seconds",
+    ),
+    LiveRow(
+        names.NODES,
+        "gauge",
+        "Nodes of the cluster, as the supervisor says: each service tells of all. `missing`: gone without a drain, and "
+        "no other has come in its place, for six hours at most.",
+        ("state",),
+        values=("serving", "drained", "missing"),
+    ),
     LiveRow(
         names.FRAMES,
         "gauge",

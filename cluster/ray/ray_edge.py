@@ -177,6 +177,15 @@ def on_sigterm(told: Callable[[], None]) -> None:
     worker.raise_sys_exit_with_custom_error_message = end
 
 
+def ask_head(timeout: float) -> None:
+    """Have Ray's head (its GCS) answer something small, as `ray health-check` does. Lets other threads run.
+
+    Raises:
+        RayError: it has not answered within so many seconds.
+    """
+    ray._private.worker.global_worker.gcs_client.check_alive([], timeout=timeout)  # the public API has no timeout
+
+
 def find_actor(name: str) -> Any | None:
     """A named actor of ours, or None."""
     try:

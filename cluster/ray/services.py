@@ -37,6 +37,7 @@ from .placing import CPU_SLIVER
 from .ray_edge import (
     RAY_NAMESPACE,
     actor_names,
+    ask_head,
     cluster_identity,
     find_actor,
     kill_process,
@@ -141,17 +142,19 @@ class NodeActor(NodeCalls, Versioned):
         from understudy.node.hosting import NodeHost
 
         from .farewell import Farewell
+        from .head_watch import HeadWatch
         from .peers import Peers
         from .tool_tasks import RayTasks
 
         super().__init__()
+        self._head = HeadWatch(ask_head)
         gateway = OwnGateway(settings, node_id, GatewayActor)
         tools = OwnToolHost(settings, node_id, ToolHostActor)
         self._keeper = SecretKeeper(settings, node_name(settings.instance, node_id), node_id)
         self._host = NodeHost(
             settings, self._keeper.whole, node_id, span_directory, str(ray.util.get_node_ip_address()),
             gateway=gateway.calls, tell=Peers(settings).tell, kill=gateway.kill, runner=RayTasks(settings),
-            tool_host=tools.host, kill_tool_host=tools.kill,
+            tool_host=tools.host, kill_tool_host=tools.kill, head=self._head,
         )  # fmt: skip
         self._guard = SupervisorGuard(
             self._host.owner, lambda holder: supervisor_here(holder, settings.instance), self._kill_supervisor,
@@ -210,6 +213,7 @@ class NodeActor(NodeCalls, Versioned):
 
     async def stop(self) -> None:
         """Commit what was submitted and let go of the store."""
+        self._head.close()
         await self._socket.close()
         await self._host.close()
 

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from .alerts import RUNBOOK, rule_file
+from .alerts import COST_PER_HOUR, RUNBOOK, rule_file
 from .fleet import fleet
 from .session_tree import session_tree
 
 
-def built() -> dict[str, str]:
-    """Each file's text by its name."""
-    return {"fleet.json": fleet().text(), "session-tree.json": session_tree().text(), "alerts.yaml": rule_file()}
+def built(runbook: str = RUNBOOK, cost_per_hour: float = COST_PER_HOUR) -> dict[str, str]:
+    """Each file's text by its name; the arguments are those of `rule_file`."""
+    rules = rule_file(runbook, cost_per_hour)
+    return {"fleet.json": fleet().text(), "session-tree.json": session_tree().text(), "alerts.yaml": rules}
 
 
-def write(directory: Path, runbook: str | None = None) -> list[Path]:
+def write(directory: Path, files: Mapping[str, str]) -> list[Path]:
     """Write them into a directory, which is made if need be; files of these names are replaced.
-
-    Args:
-        runbook: URL of the page that each alert's `runbook_url` leads to a section of, instead of our docs/alerts.md.
 
     Raises:
         OSError: it can't be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text in built().items():
-        if runbook is not None:
-            text = text.replace(f"runbook_url: {RUNBOOK}#", f"runbook_url: {runbook}#")
+    for name, text in files.items():
         path = directory / name
         path.write_text(text, encoding="utf-8")
         written.append(path)

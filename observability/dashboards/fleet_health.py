@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .. import conventions as names
 from .indicators import AGENT, AGENT_LABEL, BUDGETS, CLUSTER, FLEET, GENAI_AGENT, quantiles, unaccounted
 from .model import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, YELLOW, Panel, Query, Row, lines, stat
@@ -20,6 +22,7 @@ STATUS_COLOURS = {
 def health() -> Row:
     """Is anything wrong, on one line."""
     silence = FLEET.total(names.SUPERVISOR_SILENCE, function="max")
+    head = FLEET.total(names.HEAD_SILENCE, function="max")
     outage = FLEET.total(names.STORE_OUTAGE, function="max")
     return Row(
         "Is it healthy?",
@@ -37,13 +40,18 @@ def health() -> Row:
                 base=RED,
                 thresholds=((1, GREEN),),
             ),
-            stat(
-                "Supervisor silent for",
-                silence,
-                "Since a node service last heard of the supervisor, the worst of all. Seconds are normal while it is "
-                "restarted; then nothing that dies is resumed. After 30 s: Ray's own log, `understudy doctor`.",
-                unit="s",
-                thresholds=((10, YELLOW), (30, RED)),
+            replace(
+                stat(
+                    "Silent for",
+                    silence,
+                    "The supervisor: since a node service last heard of it, the worst of all. Seconds are normal while "
+                    "it is restarted; then nothing that dies is resumed. After 30 s: Ray's own log, `understudy "
+                    "doctor`. The head: since Ray's GCS answers a node service no more. Nothing can be started "
+                    "meanwhile; a Ray of KubeRay's ends its workers after ten minutes, others after one.",
+                    unit="s",
+                    thresholds=((10, YELLOW), (30, RED)),
+                ),
+                queries=(Query(silence, "supervisor", now=True), Query(head, "head", now=True)),
             ),
             stat(
                 "Store unreachable for",

@@ -119,10 +119,11 @@ def models() -> Row:
             lines(
                 "Token budgets",
                 "Of the trees at work: what they may use, have used, and hold for calls in flight. Spent near allowed: "
-                "runs will end with `budget_exceeded`.",
+                "runs will end with `budget_exceeded`. Trees near it have spent nine tenths of theirs.",
                 Query(or_zero(allowed), "allowed"),
                 Query(or_zero(spent), "spent"),
                 Query(or_zero(reserved), "reserved"),
+                Query(or_zero(FLEET.total(names.BUDGETS_NEAR_LIMIT, by="resource")), "trees near their {{resource}}"),
                 width=12,
             ),
             lines(
@@ -254,13 +255,20 @@ def nodes() -> Row:
         "Nodes",
         (
             lines(
+                "Nodes by state",
+                "As the supervisor says. Missing: gone without a drain, and no other has come in its place. More than "
+                "are scraped: `UnderstudyNodeServicesNotScraped` in docs/alerts.md.",
+                Query(FLEET.total(names.NODES, by="state", function="max"), "{{state}}"),
+                Query(or_zero(FLEET.total(names.BUILD_INFO, function="count")), "scraped"),
+                colours={"serving": GREEN, "missing": RED, "drained": GREY, "scraped": BLUE},
+            ),
+            lines(
                 "Session actors",
                 "Those that act, wait with their session, or stand by, and how many there may be. No standby: the next "
                 "crash waits for a process to start.",
                 Query(FLEET.total(names.FRAMES, by="state"), "{{state}}"),
                 Query(FLEET.total(names.ACTORS_CAP), "cap"),
                 colours={"cap": RED, "standby": BLUE, "acting": GREEN, "waiting": GREY},
-                width=6,
             ),
             lines(
                 "Memory of session actors",
@@ -268,20 +276,19 @@ def nodes() -> Row:
                 Query(FLEET.total(names.FRAMES_MEMORY, by="instance"), "{{instance}}"),
                 Query(FLEET.total(names.MEMORY_AVAILABLE, by="instance"), "{{instance}} free"),
                 unit="bytes",
-                width=6,
             ),
             lines(
                 "Memory of node services",
                 "Resident memory. It grows with sessions at work, not with those in the store.",
                 Query(FLEET.total(names.SERVICE_MEMORY, by="instance"), "{{instance}}"),
                 unit="bytes",
-                width=6,
+                width=12,
             ),
             table(
                 "Versions",
                 "What each node service runs. Two versions that stay: an update that did not reach every node.",
                 Query(f"count by (instance, version) ({FLEET.series(names.BUILD_INFO)})", now=True, format="table"),
-                width=6,
+                width=12,
                 height=8,
             ),
         ),

@@ -18,6 +18,8 @@ MARK = "/* counts */"
 """Stands in these statements: they read more than they bring."""
 
 BUDGET = ("allowed", "reserved", "spent")
+NEAR = 9, 10
+"""This share of what is allowed is spent."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Counts:
         inbox_oldest: when the oldest item arrived, microseconds since 1970 UTC; 0 without one.
         timers: of passive sessions too.
         budget: tokens of the accounts of their trees, by `BUDGET`.
+        near: accounts of their trees that are nearly spent, by resource: `tokens` and `cost`.
     """
 
     sessions: dict[str, int] = field(default_factory=dict)
@@ -40,6 +43,7 @@ class Counts:
     inbox_oldest: int = 0
     timers: int = 0
     budget: dict[str, int] = field(default_factory=dict)
+    near: dict[str, int] = field(default_factory=dict)
 
 
 def at_work(connection: Connection, namespace: str, home: str, others: Collection[str] | None) -> Counts:
@@ -61,9 +65,12 @@ def at_work(connection: Connection, namespace: str, home: str, others: Collectio
     [(inbox, waiting, arrived)] = _all(connection, inboxes)
     timers = select(func.count()).select_from(TIMER).join(SESSION, same_session(TIMER, SESSION))
     [(pending,)] = _all(connection, timers.where(TIMER.c.namespace == namespace, _at_home(home, others)))
-    sums = [func.coalesce(func.sum(ACCOUNT.c[name]), 0) for name in BUDGET]
-    trees = (ACCOUNT.c.namespace == namespace, ACCOUNT.c.scope == "tree", ACCOUNT.c.resource == "tokens")
-    [budget] = _all(connection, select(*sums).where(*trees, ACCOUNT.c.session_id.in_(ids)))
+    sums = [func.sum(ACCOUNT.c[name]) for name in BUDGET]
+    near = func.sum(case((ACCOUNT.c.spent * NEAR[1] >= ACCOUNT.c.allowed * NEAR[0], 1), else_=0))
+    trees = (ACCOUNT.c.namespace == namespace, ACCOUNT.c.scope == "tree", ACCOUNT.c.session_id.in_(ids))
+    accounts = select(ACCOUNT.c.resource, near, *sums).where(*trees, ACCOUNT.c.resource.in_(["tokens", "cost"]))
+    spent = {resource: rest for resource, *rest in _all(connection, accounts.group_by(ACCOUNT.c.resource))}
+    nothing = [0] * (1 + len(BUDGET))
     return Counts(
         {status: number for status, number, _, _ in found},
         waiting + sum(runs for _, _, runs, _ in found),
@@ -71,7 +78,8 @@ def at_work(connection: Connection, namespace: str, home: str, others: Collectio
         inbox,
         arrived,
         pending,
-        {name: int(amount) for name, amount in zip(BUDGET, budget, strict=True)},
+        {name: int(amount) for name, amount in zip(BUDGET, spent.get("tokens", nothing)[1:], strict=True)},
+        {resource: int(spent.get(resource, nothing)[0]) for resource in ("tokens", "cost")},
     )
 
 

@@ -9,12 +9,13 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.samples import Sample
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from understudy.node import adoption, projection
 from understudy.node.node_service import NodeService
@@ -26,6 +27,7 @@ from understudy.observability.metrics import Metrics
 from understudy.observability.span_files import read_spans
 from understudy.observability.span_sink import TRIES_TOGETHER, SpanSink
 from understudy.observability.spans import spans_of
+from understudy.store.db.statements import ACCOUNT
 from understudy.store.journal import Journal
 from understudy.store.operations import beginnings, presence, progress
 from understudy.store.operations.presence import Log
@@ -392,6 +394,25 @@ async def test_a_span_that_is_always_refused_does_not_keep_a_lost_log_open(
         assert not looks._exports
 
 
+@pytest.mark.thorough
+async def test_the_nodes_are_shown_as_they_stand(postgres: str, server: k.OfflineServer, tmp_path: Path) -> None:
+    """Given three nodes, when one is drained and goes, then none is missing; when another one is lost, then one is."""
+    async with cluster(postgres, server, tmp_path, "a", "b", "c") as nodes:
+        [a, _, c] = nodes.kernels
+
+        def states() -> list[float]:
+            found = shown(a.service.projection.metrics)
+            return [total(found, "understudy_nodes", state=state) for state in ("serving", "drained", "missing")]
+
+        assert states() == [3, 0, 0]
+        await nodes.drain(c)
+        assert states() == [2, 1, 0]
+        await a.take_up(a.generation, ["a", "b"])
+        assert states() == [2, 0, 0]
+        await a.take_up(a.generation, ["a"])
+        assert states() == [1, 0, 1]
+
+
 async def not_exported(kernel: k.Kernel, writer: str, directory: Path) -> set[str]:
     """Spans of a writer's events that are in no file."""
     events = await kernel.service.reading.query(queries.writer_events, writer, 0, 1_000_000)
@@ -553,6 +574,7 @@ async def test_the_store_is_counted_as_it_is(store: str, tmp_path: Path) -> None
         assert 0 <= total(found, "understudy_inbox_oldest_seconds") < 60
         assert total(found, "understudy_timers_pending") == 1
         assert total(found, "understudy_budget_tokens", state="allowed") == 1_000
+        assert total(found, "understudy_budgets_near_limit", resource="tokens") == 0
         assert unbalanced(found) == 0
         families = {family.name for family in metrics.registry.collect()}
         assert {names.prometheus_name(row.name, row.unit) for row in LIVE_TABLE.values()} <= families
@@ -564,6 +586,15 @@ async def test_the_store_is_counted_as_it_is(store: str, tmp_path: Path) -> None
         assert total(shown(metrics), "understudy_runs_live") == 2
         kernel.service.homes.nodes = ["node1"]
         await kernel.service.journal.submit(lambda tx: _rehome(tx, "queued", "node1"))
+        for spent, near in ((900, 1), (899, 0), (0, 0)):
+            await kernel.service.journal.submit(partial(_spend, session_id="queued", amount=spent))
+            await counting.count()
+            assert total(shown(metrics), "understudy_budgets_near_limit", resource="tokens") == near
+
+
+def _spend(tx: Any, session_id: str, amount: int) -> None:
+    tx.writes += 1
+    tx.connection.execute(update(ACCOUNT).where(ACCOUNT.c.session_id == session_id).values(spent=amount))
 
 
 def _rehome(tx: Any, session_id: str, node_id: str) -> None:

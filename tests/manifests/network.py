@@ -76,7 +76,7 @@ NEEDED: tuple[Flow, ...] = (
     ("worker", "to", INTERNET, 443),
     ("worker", "to", INTERNET_6, 443),
     ("worker", "from", PROMETHEUS, 9464),
-    ("head", "from", PROMETHEUS, 8080),
+    *(("head", "from", PROMETHEUS, port) for port in (8080, 44217, 44227)),
     ("worker", "from", PROMETHEUS, 8080),
 )
 PINNED: tuple[tuple[str, str, int, str], ...] = (
@@ -88,7 +88,7 @@ PINNED: tuple[tuple[str, str, int, str], ...] = (
 """Ports that somebody must get through to, whom each installation names."""
 
 FORBIDDEN: tuple[Flow, ...] = (
-    *(("head", "from", STRANGER, port) for port in (6379, 8265, 10001, 8080, 52365)),
+    *(("head", "from", STRANGER, port) for port in (6379, 8265, 10001, 8080, 44217, 44227, 52365)),
     *(("worker", "from", STRANGER, port) for port in (9464, 8080, 10002)),
     *((role, "from", INTERNET, 8265) for role in ROLES),
     ("head", "from", PROMETHEUS, 8265),
