@@ -55,6 +55,7 @@ import threading
 import time
 
 from understudy import AgentSpec, Cluster, tool
+from understudy.cluster.client import background
 from understudy.config import ModelProfile
 
 dsn, url, folder = sys.argv[1:]
@@ -127,6 +128,7 @@ with Cluster.connect(dsn, profiles=[ModelProfile("test", "sk-of-the-tests", url)
     until("two at work on each node", lambda: begun() == 6)
     open(GO, "w").close()
     results = [run.result(PATIENCE) for run in runs]
+    background.wait(cluster._connection.find_again())  # by itself it looks for new nodes twice a minute
     some, light, over = [cluster.spawn(spec, session_id=f"few{number}") for number in range(6)], [], threading.Event()
     at_first = {session.info().node_id for session in some}
     thread = threading.Thread(target=little)
