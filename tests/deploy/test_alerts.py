@@ -108,9 +108,9 @@ def ended(completed: str, failed: str, cancelled: str = "0x90") -> dict[str, str
     return {of(names.RUNS_FINISHED, f'status="{status}"'): counts for status, counts in statuses.items()}
 
 
-def cost(amount: str) -> dict[str, str]:
-    """What model calls have cost, in the price table's currency."""
-    return {of(names.MODEL_COST, 'agent="a"', 'model="m"', 'currency=""'): amount}
+def cost(series: str) -> dict[str, str]:
+    """What model calls have cost, in the unit of their currency."""
+    return {of(names.MODEL_COST, 'agent="a"', 'model="m"', 'currency="EUR"'): series}
 
 
 def restores(fast: str, slow: str) -> dict[str, str]:
