@@ -36,6 +36,7 @@ class Counting:
 
     Args:
         announce: notes in the store that the service is there.
+        runs_open: `Metrics.runs_open`, of this service.
 
     Attributes:
         services: the node services that the store knows of.
@@ -44,9 +45,13 @@ class Counting:
         scraped: when somebody last looked (monotonic).
     """
 
-    def __init__(self, node: NodeBasis, announce: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, node: NodeBasis, announce: Callable[[], Awaitable[None]], runs_open: Callable[[], int]
+    ) -> None:  # fmt: skip
         self._node = node
         self._announce = announce
+        self._runs_open = runs_open
+        self._runs = (0, 0)
         self._changed = asyncio.Event()
         self._passive: dict[str, int] = {}
         self._passive_of: Any = None
@@ -95,13 +100,22 @@ class Counting:
         self.services = await node.reading.query(presence.services)
         if not any(service.node_id == home for service in self.services):
             await self._announce()  # it was given up, and forgotten, while it could not be heard
+        before = self._runs_open()
         counts = await node.reading.query(gauges.at_work, home, others)
+        open_then = (before + self._runs_open()) // 2
         began = time.monotonic()
         if began >= self._passive_due or self._passive_of != (home, others):
             self._passive = await node.reading.query(gauges.passive, home, others)
             self._passive_of = (home, others)
             self._passive_due = began + min((time.monotonic() - began) / SHARE, LONGEST_PASSIVE_PAUSE)
-        self.counts = counts
+        self.counts, self._runs = counts, (counts.runs, open_then)
+
+    def runs(self) -> int:
+        """Live runs: as they were counted last, and what has begun or ended by this service since. Of all services
+        together that is exact at any moment, which those of old numbers would not be while a backlog is worked off.
+        Of one it may be less than 0 for a moment: a service also ends runs that another one counts."""
+        counted, open_then = self._runs
+        return counted + self._runs_open() - open_then
 
     def sessions(self) -> dict[str, int]:
         """Sessions by status."""

@@ -72,7 +72,7 @@ class Projection:
         self._server: MetricsServer | None = None
         self._log = WriterLog(node, node.config.writer)
         self.exports: dict[str, Export] = {}
-        self.counting = Counting(node, self.announce)
+        self.counting = Counting(node, self.announce, self.metrics.runs_open)
         self.adoption = Adoption(node, self._exporters)
         self._tasks: list[asyncio.Task[Any]] = []
         self._checkpointed = 0

@@ -59,7 +59,7 @@ def _store(projection: Projection) -> dict[str, Callable[[], Values]]:
 
     return {
         names.SESSIONS: counted(lambda: {(status,): number for status, number in counting.sessions().items()}),
-        names.RUNS_LIVE: counted(lambda: {(): counting.counts.runs}),
+        names.RUNS_LIVE: counted(lambda: {(): counting.runs()}),
         names.SESSIONS_STUCK: counted(lambda: {(): counting.counts.stuck}),
         names.INBOX_ITEMS: counted(lambda: {(): counting.counts.inbox}),
         names.INBOX_OLDEST: counted(lambda: {(): oldest()}),

@@ -275,6 +275,13 @@ class Metrics(Collector):
         with self._lock:
             self._live[row.name] = _Live(row, read)
 
+    def runs_open(self) -> int:
+        """Runs whose acceptance was counted here, less those whose end was."""
+        with self._lock:
+            totals = {name: self._totals[name].dump() for name in (names.RUNS_ACCEPTED, names.RUNS_FINISHED)}
+        accepted, finished = runs_of({"totals": totals})
+        return accepted - finished
+
     def checkpoint(self) -> dict[str, Any]:
         """Totals and the last event applied, JSON-compatible, for `restore`."""
         with self._lock:

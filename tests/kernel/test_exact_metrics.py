@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from prometheus_client.samples import Sample
@@ -283,6 +284,26 @@ async def test_a_hundred_deaths_leave_every_counter_exact(tmp_path: Path) -> Non
     assert total(last, "understudy_session_crashes_total") > 20
     for earlier, later in zip(scrapes, [*scrapes[1:], last], strict=True):
         assert [key for key, value in earlier.items() if later.get(key, 0) < value] == []
+
+
+async def test_no_run_is_unaccounted_for_between_two_counts(tmp_path: Path) -> None:
+    """Given live runs that were counted, when others are accepted, and some end, before they are counted again, then
+    each scrape shows as many live ones as were accepted and have not ended: the alert knows no other reason."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
+        projection = kernel.service.projection
+        await kernel.run("before", k.spec())
+        await projection.counting.count()
+        with patch.object(projection.counting, "count"):
+            await kernel.stop_frames()
+            await kernel.spawn("s", k.spec())
+            for number in range(3):
+                await kernel.send("s", "go", f"r{number}")
+                scrape = shown(projection.metrics)
+                assert (total(scrape, "understudy_runs_live"), unbalanced(scrape)) == (number + 1, 0)
+            kernel.add_frame()
+            await kernel.end("s", "r2")
+            scrape = shown(projection.metrics)
+            assert (total(scrape, "understudy_runs_live"), unbalanced(scrape)) == (0, 0)
 
 
 # Logs of services that are gone.
