@@ -17,6 +17,7 @@ from understudy.reads import DrainInfo, NodeSessions, SessionPage
 from understudy.records import RUN_STATUSES, SESSION_STATUSES
 
 from ..client.fleet import Source
+from ..client.running_again import run_again
 from .live import Hub
 from .parsing import Handler, json_answer, json_body, number, session_of
 
@@ -46,6 +47,7 @@ def fleet_routes(
         Route("/api/nodes/{node}/drain", act(found.drain), methods=["POST"]),
         Route("/api/nodes/{node}/undrain", act(found.undrain), methods=["POST"]),
         Route("/api/sessions/{session}/send", act(found.send), methods=["POST"]),
+        Route("/api/sessions/{session}/run-again", act(found.run_again), methods=["POST"]),
     ]
 
 
@@ -119,6 +121,16 @@ class FleetRequests:
         async with asyncio.timeout(ACT_SECONDS):
             accepted = await self._source.act("send", session, run, by=self._identity(request))
         return json_answer({"done": bool(accepted["created"]), "run_id": run.run_id})
+
+    async def run_again(self, request: Request) -> Response:
+        """The input of a run that did not complete, once more; see `running_again.run_again`."""
+        session, body = session_of(request), await json_body(request)
+        run_id = body.get("run_id")
+        if not isinstance(run_id, str) or not run_id or "\0" in run_id:
+            raise InvalidInput("name the run that did not complete: run_id")
+        async with asyncio.timeout(ACT_SECONDS):
+            found = await run_again(self._source, session, run_id, by=self._identity(request))
+        return json_answer({"done": found is not None and found[1], "run_id": found[0] if found else None})
 
 
 def _node(request: Request) -> str:

@@ -249,4 +249,4 @@ async def test_all_that_people_ask_for_names_them(tmp_path: Path) -> None:
 def test_an_event_that_was_written_without_a_name_is_read() -> None:
     """Its `by` is empty."""
     old = {"type": "session_closed", "seq": 1, "session_id": "s", "data": {"reason": "done"}}
-    assert Event.from_wire(old).body() == {"reason": "done", "by": ""}
+    assert Event.from_wire(old).body() == {"reason": "done", "by": "", "last_run": ""}
