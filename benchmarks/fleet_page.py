@@ -30,6 +30,7 @@ from understudy.store.operations import activation, beginnings
 
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
 CHANGE_SECONDS = 0.1
+AT_WORK = 'table[aria-label="Sessions at work"] tbody tr'
 LISTED = 'table[aria-label="All sessions"] tbody tr'
 
 
@@ -48,7 +49,7 @@ class ServiceSource:
     async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
-    drain = undrain = follow = act
+    drain = undrain = follow = load = act
 
 
 def fleet_page(bench: Bench) -> list[Row]:
@@ -143,6 +144,7 @@ async def _opened(browser: Browser, url: str, seconds: float) -> dict[str, float
     await page.locator(LISTED).first.wait_for()
     listed = await page.evaluate("performance.now()")
     painted = await page.evaluate(PAINTED)
+    await page.locator(AT_WORK).first.wait_for()
     at_first, before = (requests, sent), psutil.Process().cpu_times()
     await asyncio.sleep(seconds)
     after = psutil.Process().cpu_times()

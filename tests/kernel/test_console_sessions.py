@@ -15,8 +15,10 @@ from playwright.async_api import Page, expect
 
 from understudy.cluster.client.running_again import again_id
 from understudy.cluster.console import download
-from understudy.errors import StoreUnreachable
+from understudy.errors import ServiceGone, StoreUnreachable
 from understudy.identifiers import check_identifier
+from understudy.node.paging import Ready
+from understudy.reads import NodeLoad
 from understudy.store.operations import activation
 from understudy.testing.offline import Faults
 
@@ -24,6 +26,7 @@ from ..console_stage import KernelSource, chromium, served
 from . import kernel as k
 from .test_console_page import watched
 
+STATES = ("acting", "waiting", "standby")
 TOKEN = "correct-horse-battery-staple"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 
@@ -307,6 +310,43 @@ async def test_what_failed_of_many_is_listed_with_its_reason_and_stays_chosen(tm
         assert closed == [0, 1, 0, 1, 0]
 
 
+class Silent(KernelSource):
+    """A kernel whose node service does not say how it is."""
+
+    async def load(self, node_id: str) -> NodeLoad:
+        raise ServiceGone("it is being restarted")
+
+
+async def test_a_node_tells_its_actors_their_bound_its_memory_and_what_is_ready(tmp_path: Path) -> None:
+    """As the node service has them; one that does not answer is shown with what the store and the supervisor know."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        frames = kernel.service.frames
+        frames.supply.cap, memory = 7, frames.supply.memory()
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec(""))
+        await kernel.send("s")
+        await kernel.until("s", "model_call_started")
+        frames.paging.add(Ready("other", "nowhere", root_id="other"))
+        async with (
+            served(KernelSource(kernel)) as url,
+            served(Silent(kernel)) as silent,
+            httpx2.AsyncClient() as client,
+        ):
+            load = (await client.get(f"{url}/api/nodes")).json()["loads"][kernel.node_id]
+            unknown = (await client.get(f"{silent}/api/nodes")).json()
+        slots = frames.paging.slots.values()
+        states = {state: len([slot for slot in slots if slot.state == state]) for state in STATES}
+        assert {state: load[state] for state in STATES} == states
+        assert load["acting"] + load["waiting"] == 1
+        assert (load["cap"], load["ready"]) == (7, 1)
+        assert (load["memory_free"], load["memory_total"]) == (memory.free, memory.total)
+        assert unknown["loads"] == {kernel.node_id: None}
+        assert kernel.node_id in [service["node_id"] for service in unknown["services"]]
+        frames.paging.remove("other")
+        kernel.server.release()
+        await kernel.end("s")
+
+
 @pytest.mark.thorough
 async def test_a_node_is_drained_and_taken_back_from_its_page(tmp_path: Path) -> None:
     """The nodes' page shows processes and sessions of each node; a drain is confirmed, shown, and taken back."""
@@ -314,10 +354,14 @@ async def test_a_node_is_drained_and_taken_back_from_its_page(tmp_path: Path) ->
         await kernel.spawn("s", k.spec(k.script([("request_user_input", {"prompt": "?"})]), ["request_user_input"]))
         await kernel.send("s")
         await kernel.paused("s")
+        kernel.service.frames.supply.cap = 7
+        kernel.service.frames.supply.memory()
         async with opened(url, "#/nodes", viewport={"width": 400, "height": 800}) as (page, wrong):
             node = page.get_by_role("table", name="Nodes").locator("tbody tr")
             await expect(node).to_contain_text("in use")
             await expect(node).to_contain_text("1 waiting for input")
+            await expect(node).to_contain_text("at most 7")
+            await expect(node).to_contain_text(re.compile(r"[\d.]+ [MG]iB of [\d.]+ [MG]iB free"))
             assert await page.evaluate("document.documentElement.scrollWidth") <= 400
             await node.get_by_role("button", name="Drain …").click()
             await page.get_by_label("Seconds that they have").fill("60")
