@@ -2,10 +2,10 @@
 
 import { get, post } from "./api.js";
 import { ask, h, show, sync, text } from "./dom.js";
-import { bytes, counted, moment, words } from "./format.js";
+import { bytes, moment, words } from "./format.js";
 
 const REFRESH_MS = 3_000;
-const HEADS = ["Node", "State", "Services", "Session actors", "Memory", "Ready, without an actor", "Sessions in a process", "Waiting without one", "What they do", ""];
+const HEADS = ["Node", "State", "Services", "Session actors", "Memory", "Ready sessions", "Sessions in a process", "Waiting without one", "What they do", ""];
 
 export function nodesView(main, page) {
   const trouble = h("div"), body = h("tbody"), none = h("p", { class: "quiet" });
@@ -36,7 +36,7 @@ export function nodesView(main, page) {
     const back = node.drain;
     const entered = back ?
       await ask(`Take the drain of ${node.id.slice(0, 8)} back?`, "The node gets sessions again. Those that have moved stay where they are.", "Take it back") :
-      await ask(`Drain ${node.id.slice(0, 8)}?`, `${counted(node.held + node.waiting, "session")} with work finish what they are at and go on at other nodes; this one gets no new ones. What is left at the end of the time moves the hard way.`,
+      await ask(`Drain ${node.id.slice(0, 8)}?`, `Its sessions with work (${node.held + node.waiting}) finish what they are at and go on at other nodes; this one gets no new ones. What is left at the end of the time moves the hard way.`,
         "Drain", [["seconds", "Seconds that they have", "600"]]);
     if (!entered) return;
     try {

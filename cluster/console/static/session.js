@@ -39,10 +39,10 @@ class SessionView {
     this.tabs = h("div", { class: "tabs", role: "tablist" }, PARTS.map(([name, label]) =>
       h("a", { role: "tab", id: `tab-${name}`, href: `#/session/${encodeURIComponent(session)}/${name}` }, label)));
     this.body = h("div", { role: "tabpanel" });
-    const file = h("a", { class: "download", href: here(`${of(session)}/download`), download: `${session}.jsonl`, title: "As JSON Lines. The command understudy store export makes an archive that can be imported." }, "Download messages and events");
-    main.append(this.title, this.trouble, this.asked,
+    const file = h("p", null, h("a", { href: here(`${of(session)}/download`), download: `${session}.jsonl`, title: "As JSON Lines. The command understudy store export makes an archive that can be imported." }, "Download messages and events"));
+    main.append(this.title, file, this.trouble, this.asked,
       h("section", { class: "panel" }, h("div", { class: "bar" }, h("h2", null, "Tree"), this.total, h("span", { class: "space" }), span), this.axis, this.tree, this.legend),
-      h("section", { class: "panel" }, h("div", { class: "bar" }, this.tabs, h("span", { class: "space" }), file), this.body));
+      h("section", { class: "panel" }, this.tabs, this.body));
     this.buildEvents();
     this.open();
     this.ticking = setInterval(() => this.drawTree(), 1000);
