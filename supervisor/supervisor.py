@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -269,13 +270,12 @@ class Supervisor:
     async def _take_up(self, node: Node) -> None:
         """Tell a node service whom it acts for, beside whom, and which credentials there are."""
         await node.handle.meet()
-        for profile in await node.handle.call("profiles"):
-            self.profiles.setdefault(profile.name, profile)
-        for profile in self.profiles.values():
-            try:
-                await node.handle.call("register", profile)
-            except InvalidConfiguration as error:  # its sessions are told when they call a model; others go on
-                log.warning("model profile %s is refused: %s", profile.name, error)
+        learned = [profile for profile in await node.handle.call("profiles") if profile.name not in self.profiles]
+        self.profiles.update((profile.name, profile) for profile in learned)
+        await self._inform(node, list(self.profiles.values()))
+        for other in [*self._known.nodes.values()] if learned else ():  # its services may have died with this one's
+            if other is not node:
+                self._tasks.spawn(self._inform(other, learned))
         await node.handle.call("share_rates", self._rates.greeting())
         generation, nodes = self._known.told
         if self._tasks.under_way(FENCE) or node.handle.node_id not in nodes:  # it is told with the next generation
@@ -284,6 +284,14 @@ class Supervisor:
         found = await node.handle.call("take_up", generation, self._numbers, nodes)
         node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
+
+    async def _inform(self, node: Node, profiles: Iterable[Any]) -> None:
+        """Tell a node service which credentials there are."""
+        for profile in profiles:
+            try:
+                await node.handle.call("register", profile)
+            except InvalidConfiguration as error:  # its sessions are told when they call a model; others go on
+                log.warning("model profile %s is refused: %s", profile.name, error)
 
     async def _tell_all(self) -> None:
         """Have all node services look at what the store says of nodes; one without an answer does so with its sweep."""

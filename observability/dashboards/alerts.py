@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .. import conventions as names
-from .indicators import MILLION, RESUMED_P99, model_error_share, unaccounted
+from .indicators import RESUMED_P99, model_error_share, unaccounted
 from .promql import Scope, share
 
 GROUP = "understudy"
@@ -279,7 +279,7 @@ def _outcomes(cost_per_hour: float) -> tuple[Alert, ...]:
     """Runs and model calls that fail, and what they cost."""
     runs = _over("30m")
     failed = runs.increase(names.RUNS_FINISHED, 'status=~"failed|quarantined"')
-    spent = f"{_over('1h').increase(names.MODEL_COST)} / {MILLION}"
+    spent = _over("1h").increase(names.MODEL_COST)
     return (
         Alert(
             name="UnderstudyRunsFailing",

@@ -108,9 +108,9 @@ def ended(completed: str, failed: str, cancelled: str = "0x90") -> dict[str, str
     return {of(names.RUNS_FINISHED, f'status="{status}"'): counts for status, counts in statuses.items()}
 
 
-def cost(millionths: str) -> dict[str, str]:
-    """What model calls have cost."""
-    return {of(names.MODEL_COST, 'agent="a"', 'model="m"'): millionths}
+def cost(series: str) -> dict[str, str]:
+    """What model calls have cost, in the unit of their currency."""
+    return {of(names.MODEL_COST, 'agent="a"', 'model="m"', 'currency="EUR"'): series}
 
 
 def restores(fast: str, slow: str) -> dict[str, str]:
@@ -229,8 +229,8 @@ CASES = [
     Case("the only run fails", "RunsFailing", ended("0x90", "0x40 1x50"), 50),
     Case("many more are cancelled", "RunsFailing", ended("0+8x90", "0+2x90", "0+90x90"), 60,
          "20% of runs failed within 30 minutes"),
-    Case("more than a hundred an hour", "Spending", cost("0+2000000x90"), 80, "model calls cost 120 within an hour"),
-    Case("less", "Spending", cost("0+1000000x90"), 80),
+    Case("more than a hundred an hour", "Spending", cost("0+2x90"), 80, "model calls cost 120 within an hour"),
+    Case("less", "Spending", cost("0+1x90"), 80),
     Case("a budget is nearly spent", "BudgetsNearLimit", {NEAR: "0x5 2x20"}, 15,
          "2 session trees have spent nine tenths of their budget of tokens", {"resource": "tokens"}),
     Case("its run ends", "BudgetsNearLimit", {NEAR: "0x5 2 2 0x20"}, 15),

@@ -56,6 +56,7 @@ class Node:
         self.hangs: list[tuple[str, float]] = []
         self.unschedulable: list[dict[str, str]] = []
         self.profiles: list[str] = []
+        self.brings: list[ModelProfile] = []
         self.refusals: list[UnderstudyError] = []
         self.changed = asyncio.Event()
         self.machinery: Any = None
@@ -109,7 +110,7 @@ class Node:
         if method == "register":
             self.profiles.append(arguments[0].name)
             self.changed.set()
-        return [] if method == "profiles" else None
+        return self.brings if method == "profiles" else None
 
     async def meet(self) -> None:
         await self.call("pid")
@@ -786,3 +787,13 @@ async def test_a_supervisor_that_starts_is_heard_of(monkeypatch: pytest.MonkeyPa
         await supervisor.stop()
         running.cancel()
         await asyncio.gather(running, *supervisor._tasks, return_exceptions=True)
+
+
+async def test_credentials_that_one_node_has_reach_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a supervisor that begins with no credentials, when one of its nodes brings some, then the others are told
+    them, also those that it spoke with before."""
+    found = Machinery("a", "b", "c")
+    found.nodes["c"].brings = [ModelProfile("p", "sk-1", "http://endpoint/v1")]
+    async with supervised(found, monkeypatch):
+        for node in found.nodes.values():
+            await node.until(lambda node=node: "p" in node.profiles)  # type: ignore[misc]
