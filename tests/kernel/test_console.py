@@ -476,8 +476,9 @@ async def test_who_follows_the_cluster_gets_what_has_changed(tmp_path: Path) -> 
         async with stream(client, "/api/fleet/stream") as found:
             whole = await found.until("fleet")
             assert [row["session_id"] for row in whole["sessions"]] == ["a", "b", "c"]
-            while (change := await found.until("change"))["rows"]:
-                pass
+            async with asyncio.timeout(20):
+                while (change := await found.until("change"))["rows"]:
+                    pass
             assert "order" not in change
             assert {"sessions", "incidents"}.isdisjoint(change)
             await kernel.ask("cancel", "b", None, "enough")
