@@ -25,7 +25,7 @@ from understudy.cluster.cli import doctor
 from understudy.cluster.cli.main import app
 from understudy.examples.survey.__main__ import app as survey
 
-from ..manifests import kuberay, lock, network, ours
+from ..manifests import console, kuberay, lock, network, ours
 from ..manifests.faults import BY_NEWEST, BY_RULES, BY_SCHEMAS
 from ..manifests.generated import PATH, SOURCE, generated
 from ..manifests.objects import (
@@ -35,6 +35,7 @@ from ..manifests.objects import (
     OWN,
     PRODUCTION,
     RENDERED,
+    SHOWN,
     Manifest,
     of_kind,
     pods,
@@ -99,7 +100,7 @@ def test_a_fault_is_found(name: str, target: str, path: str, value: Any, finding
 @pytest.mark.thorough
 def test_every_rule_has_a_fault() -> None:
     """Each place in the rules that reports something is reached by one of the faults above."""
-    modules = (kuberay, network, ours)
+    modules = (console, kuberay, network, ours)
     places = {(module.__file__, number) for module in modules for number in reports(Path(str(module.__file__)))}
     reached: set[tuple[str, int]] = set()
 
@@ -114,7 +115,7 @@ def test_every_rule_has_a_fault() -> None:
     sys.settrace(trace)
     try:
         for fault in BY_RULES + BY_NEWEST:
-            for module in (kuberay, network):
+            for module in (console, kuberay, network):
                 module.findings(seeded(*fault[:4]))
             ours.findings(seeded(*fault[:4]), PROVIDED)
     finally:
@@ -135,6 +136,7 @@ def reports(path: Path) -> Iterator[int]:
     [
         (OWN, [{}], network.FORBIDDEN), (OWN, [], network.NEEDED),
         (COLLECTED, [{}], network.FORBIDDEN_TO_COLLECTOR), (COLLECTED, [], network.NEEDED_OF_COLLECTOR),
+        (SHOWN, [{}], network.FORBIDDEN_TO_CONSOLE), (SHOWN, [], network.NEEDED_OF_CONSOLE),
     ],
 )  # fmt: skip
 def test_every_flow_of_the_network_is_asked_for(
@@ -166,6 +168,7 @@ def test_manifests_are_split_as_promised() -> None:
     assert kinds[DEVELOPMENT] == sorted([*common, "PersistentVolumeClaim", "RayCluster"])
     assert kinds[PRODUCTION] == sorted([*common, "NetworkPolicy", "PodDisruptionBudget", "RayCluster"])
     assert kinds[COLLECTED] == sorted([*kinds[PRODUCTION], "Deployment", "Service"])
+    assert kinds[SHOWN] == sorted([*kinds[PRODUCTION], "Deployment", "Ingress", "Service"])
     assert kinds[OWN] == sorted([*common, "NetworkPolicy", "PodDisruptionBudget", "RayJob"])
     [(_, cluster)] = ray_clusters(rendered(PRODUCTION))
     [(_, of_job)] = ray_clusters(rendered(OWN))
@@ -187,7 +190,7 @@ def test_versions_are_the_same_everywhere() -> None:
     for name in RENDERED:
         for _, cluster in ray_clusters(rendered(name)):
             assert cluster["rayVersion"] == LOCKED["ray"].version
-        for pod in [pod for pod in pods(rendered(name)) if pod.role != "collector"]:
+        for pod in [pod for pod in pods(rendered(name)) if pod.is_ours]:
             security = pod.spec["securityContext"]
             assert (str(security["runAsUser"]), str(security["runAsGroup"])) == user.groups()
             images = {container["image"] for container in pod.containers() if "image" in container}
@@ -213,7 +216,7 @@ def commands(value: Any) -> Iterator[str]:
             for item in value:
                 yield from commands(item)
     elif isinstance(value, str):
-        yield from re.findall(r"\bunderstudy (?:up|run|drain|store|send)\b[^;&|<>()\n]*", value)
+        yield from re.findall(r"\bunderstudy (?:up|run|drain|store|send|console)\b[^;&|<>()\n]*", value)
         yield from re.findall(r"\bpython -m understudy\.[^;&|<>()\n]*", value)
 
 
@@ -221,7 +224,7 @@ def test_commands_exist() -> None:
     """Each command that hooks, init containers and jobs call is one that our command line, or an example's, takes."""
     found = {line.strip() for name in RENDERED for line in commands(of_kind(rendered(name), "RayCluster", "RayJob"))}
     examples = {line for line in found if line.startswith("python -m understudy.examples.survey ")}
-    assert {line.split()[1] for line in found - examples} == {"up", "drain", "store"}
+    assert {line.split()[1] for line in found - examples} == {"up", "drain", "store", "console"}
     assert len(examples) == 1
     for line in found:
         skipped, program = (3, survey) if line in examples else (1, app)
@@ -294,7 +297,7 @@ def what_runs(command: list[str], node_type: str, programs: Path) -> list[str]:
         return log.read().splitlines()
 
 
-@pytest.mark.parametrize("name", [PRODUCTION, OWN])
+@pytest.mark.parametrize("name", [PRODUCTION, OWN, SHOWN])
 def test_the_job_that_cleans_up_redis_runs_nothing_of_ours(name: str, tmp_path: Path) -> None:
     """Given the head's init container and hook as they are rendered, when a shell runs them in the operator's Job that
     cleans up Redis, then they end well and have called nothing; at the head each calls what it should."""
@@ -304,5 +307,8 @@ def test_the_job_that_cleans_up_redis_runs_nothing_of_ours(name: str, tmp_path: 
     hook = head.containers()[0]["lifecycle"]["postStart"]["exec"]["command"]
     [migrate] = [container["command"] for container in head.spec["initContainers"]]
     assert what_runs(migrate, "head", tmp_path) == ["store migrate"]
-    assert what_runs(hook, "head", tmp_path) == ["up --keep"]
+    called = what_runs(hook, "head", tmp_path)
+    assert "up --keep" in called
+    assert {line.split()[0] for line in called} == ({"up", "console"} if name == SHOWN else {"up"})
+    assert len(called) == len({line.split()[0] for line in called})
     assert what_runs(migrate, "redis-cleanup", tmp_path) == what_runs(hook, "redis-cleanup", tmp_path) == []

@@ -16,11 +16,13 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from understudy.actors.tools import tool
 from understudy.cluster.console.access import PROXY_SECRET, Binding, Person, token_digest
 from understudy.cluster.console.users import read_users
 from understudy.cluster.ray.console_actor import listen
 from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.events import Event
+from understudy.store.operations import activation
 
 from ..console_stage import KernelSource, served
 from . import kernel as k
@@ -43,9 +45,9 @@ async def console(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[k.Kerne
             yield kernel, client
 
 
-async def said(kernel: k.Kernel, kind: str) -> list[str]:
+async def said_by(kernel: k.Kernel, kind: str, session_id: str = "s") -> list[str]:
     """Whom the session's events of this type name."""
-    found = await kernel.ask("events", "s", 0)
+    found = await kernel.ask("events", session_id, 0)
     return [event["data"]["by"] for event in found if event["type"] == kind]
 
 
@@ -58,7 +60,7 @@ async def test_an_event_names_whose_token_it_was_and_a_repetition_does_not_chang
                 "/api/sessions/s/close", json={}, headers={"authorization": f"Bearer {token}"}
             )  # fmt: skip
             assert closed.json() == {"done": done}
-        assert await said(kernel, "session_closed") == ["bob"]
+        assert await said_by(kernel, "session_closed") == ["bob"]
 
 
 async def test_a_cookie_stands_for_the_person_who_logged_in(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ async def test_a_cookie_stands_for_the_person_who_logged_in(tmp_path: Path) -> N
         assert (await client.post("/api/login", json={"token": "a" * 20})).status_code == 200
         assert (await client.get("/api/me")).json()["name"] == "ann"
         await client.post("/api/sessions/s/close", json={})
-        assert await said(kernel, "session_closed") == ["ann"]
+        assert await said_by(kernel, "session_closed") == ["ann"]
 
 
 async def test_who_only_reads_can_look_and_not_act(tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ async def test_who_only_reads_can_look_and_not_act(tmp_path: Path) -> None:
             assert (me["may_act"], me["locked"]) == (False, False)
             refused = await client.post("/api/sessions/s/close", json={}, headers=headers)
             assert refused.status_code == 403
-        assert await said(kernel, "session_closed") == []
+        assert await said_by(kernel, "session_closed") == []
 
 
 async def test_the_proxys_header_says_who_acts(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ async def test_the_proxys_header_says_who_acts(tmp_path: Path) -> None:
     async with console(tmp_path, **BEHIND) as (kernel, client):
         headers = {**PROXIED, "host": "agents.example.org", "authorization": "Bearer of-the-proxy"}
         assert (await client.post("/api/sessions/s/close", json={}, headers=headers)).json() == {"done": True}
-        assert await said(kernel, "session_closed") == ["ann@example.org"]
+        assert await said_by(kernel, "session_closed") == ["ann@example.org"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ async def test_a_forged_identity_is_nobodys(tmp_path: Path, headers: list[tuple[
     async with console(tmp_path, **BEHIND) as (kernel, client):
         assert (await client.get("/api/sessions/s", headers=headers)).status_code == 401
         assert (await client.post("/api/sessions/s/close", json={}, headers=headers)).status_code == 401
-        assert await said(kernel, "session_closed") == []
+        assert await said_by(kernel, "session_closed") == []
 
 
 async def test_another_sites_page_cannot_use_that_the_proxy_knows_somebody(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ async def test_another_sites_page_cannot_use_that_the_proxy_knows_somebody(tmp_p
             assert refused.status_code == 403
         form = await client.post("/api/sessions/s/close", data={"a": "b"}, headers=PROXIED)
         assert form.status_code == 415
-        assert await said(kernel, "session_closed") == []
+        assert await said_by(kernel, "session_closed") == []
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ async def test_the_page_works_below_a_prefix_of_a_proxy(tmp_path: Path, strips: 
                 assert line
                 break
         assert (await client.post("api/sessions/s/close", json={})).json() == {"done": True}
-        assert await said(kernel, "session_closed") == ["ann@example.org"]
+        assert await said_by(kernel, "session_closed") == ["ann@example.org"]
         if not strips:
             bare = await client.get(f"{outside}/understudy", follow_redirects=False)
             assert bare.headers["location"] == "/understudy/"
@@ -233,17 +235,75 @@ def test_the_file_of_users(tmp_path: Path) -> None:
         read_users(tmp_path / "none")
 
 
+QUESTION = ("request_user_input", {"prompt": "Which colour?"})
+
+
+@tool(approve=True)
+async def pay() -> str:
+    """Have an effect that nobody may have without approval."""
+    return "paid"
+
+
 async def test_all_that_people_ask_for_names_them(tmp_path: Path) -> None:
-    """Sending, answering, giving up, cancelling; who says nothing, and what nobody asked for, has no name."""
+    """Sending, answering, approving, rejecting, giving up, interrupting, cancelling, closing; who says nothing, and
+    what nobody asked for, has no name."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
-        await kernel.spawn("s", k.spec(""))
-        await kernel.ask("send", "s", {"run_id": "r", "content": "hello"}, "1", "ann")
+        rounds = k.script(*[[("pay", {})]] * 2, *[[QUESTION]] * 3, "done")
+        await kernel.spawn("s", k.spec(rounds, [pay, "request_user_input"]))
+        await kernel.ask("send", "s", {"run_id": "r", "content": "go"}, "1", "ann")
+        for number, decision in enumerate(("approve", "reject"), 2):
+            [question] = await kernel.paused("s")
+            said = {"call_id": question["call_id"], "asked": 1, "decision": decision}
+            await kernel.ask("decide", "s", [said], str(number), f"who {decision}s")
+        [question] = await kernel.paused("s")
+        await kernel.ask("answer", "s", question["call_id"], "ok", "red", 1, "4", "eve")
+        await kernel.paused("s")
+        await kernel.ask("abort_pending", "s", None, "5", "gil")
+        await kernel.paused("s")
+        await kernel.ask("steer", "s", {"content": "blue", "interrupt": True}, "6", "ida")
+        await kernel.ask("cancel", "s", "r", "", "7", "ned")
         await kernel.end("s")
-        await kernel.ask("send", "s", {"run_id": "r2", "content": "hello"}, "2")
+        await kernel.send("s", run_id="r2")
+        assert await said_by(kernel, "run_accepted") == ["ann", ""]
+        received = ["who approves", "who rejects", "eve", "gil", "ida"]
+        assert await said_by(kernel, "input_received") == received
+        await kernel.ask("close", "s", "", "8", "joe")
         await kernel.end("s", "r2")
-        assert await said(kernel, "run_accepted") == ["ann", ""]
+        assert await said_by(kernel, "cancel_requested") == ["ned", "joe"]
+        assert await said_by(kernel, "session_closed") == ["joe"]
+
+
+async def test_a_request_that_is_repeated_keeps_the_first_name(tmp_path: Path) -> None:
+    """Sent, cancelled and resumed again by somebody else, with the same id or as a request of their own: there is one
+    event, of whoever was first; an identity that can't be one is refused, and changes nothing."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        await kernel.spawn("s", k.spec(k.script([QUESTION], "done"), ["request_user_input"]))
+        for request_id, by in (("1", "ann"), ("1", "bob"), ("2", "bob")):
+            await kernel.ask("send", "s", {"run_id": "r", "content": "go"}, request_id, by)
+        await kernel.paused("s")
         with pytest.raises(InvalidInput, match="identity"):
-            await kernel.ask("close", "s", "", "3", "a\nb")
+            await kernel.ask("cancel", "s", "r", "", "3", "a\nb")
+        for request_id, by in (("3", "eve"), ("3", "bob"), ("4", "bob")):
+            await kernel.ask("cancel", "s", "r", "", request_id, by)
+        await kernel.end("s")
+        await kernel.service.journal.submit(
+            lambda tx: activation.quarantine(tx, tx.session("s"), "stuck", "it dies each time"), "s"
+        )
+        for request_id, by in (("5", "gil"), ("5", "bob"), ("6", "bob")):
+            await kernel.ask("resume", "s", request_id, by)
+        for kind, name in (("run_accepted", "ann"), ("cancel_requested", "eve"), ("session_resumed", "gil")):
+            assert await said_by(kernel, kind) == [name]
+
+
+async def test_of_what_is_committed_together_each_has_its_own_name(tmp_path: Path) -> None:
+    """Of many requests at once, which share transactions, each event has the name of its own request, or none."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        names = {f"s{number}": f"person {number}" if number % 2 else "" for number in range(20)}
+        for session_id in names:
+            await kernel.spawn(session_id, k.spec(""))
+        await asyncio.gather(*(kernel.ask("close", one, "", f"of {one}", name) for one, name in names.items()))
+        for session_id, name in names.items():
+            assert await said_by(kernel, "session_closed", session_id) == [name]
 
 
 def test_an_event_that_was_written_without_a_name_is_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .collector_faults import OF_THE_COLLECTOR
+from .console_faults import OF_THE_CONSOLE
 from .network_faults import IN_THE_NETWORK
 from .objects import DEVELOPMENT, GONE, ON, OWN, PRODUCTION, Fault
 
@@ -237,6 +238,7 @@ BY_RULES: list[Fault] = [
     (PRODUCTION, "ConfigMap/understudy-fleet", "data.more", "x" * 300_000, "too large for `kubectl apply`"),
     *IN_THE_NETWORK,
     *OF_THE_COLLECTOR,
+    *OF_THE_CONSOLE,
 ]  # fmt: skip
 
 BY_NEWEST: list[Fault] = [

@@ -59,6 +59,8 @@ CLOUDS = (
 WORKER = Peer("a worker of ours", {**OURS, "app.kubernetes.io/component": "worker"})
 HEAD = Peer("our head", {**OURS, "app.kubernetes.io/component": "head"})
 COLLECTOR = Peer("the collector", {"app.kubernetes.io/name": "understudy-collector"})
+PROXY = Peer("the proxy of the console", {"app.kubernetes.io/name": "understudy-console-proxy"})
+INGRESS = Peer("the ingress controller", {"app.kubernetes.io/name": "ingress-nginx"}, "ingress-nginx")
 
 Flow = tuple[str, str, Peer, int]
 """Role of our pod, `to` or `from`, the peer, the port (TCP; DNS is UDP, too)."""
@@ -124,6 +126,29 @@ FORBIDDEN_TO_COLLECTOR: tuple[Flow, ...] = (
     *(("collector", "to", INTERNET, port) for port in (22, 53)),
 )
 
+NEEDED_OF_CONSOLE: tuple[Flow, ...] = (
+    ("head", "from", PROXY, 8484),
+    ("proxy", "from", INGRESS, 4180),
+    ("proxy", "to", HEAD, 8484),
+    *(("proxy", "to", peer, 53) for peer in (DNS, NODE_DNS)),
+    ("proxy", "to", OPENSHIFT_DNS, 5353),
+    *(("proxy", "to", peer, 443) for peer in (INTERNET, INTERNET_6)),
+)
+"""Where it is behind an ingress."""
+
+FORBIDDEN_TO_CONSOLE: tuple[Flow, ...] = (
+    *(("head", "from", peer, 8484) for peer in (INGRESS, STRANGER, INTERNET, PROMETHEUS)),
+    *(("head", "from", PROXY, port) for port in (6379, 8265, 10001)),
+    *(("proxy", "from", peer, 4180) for peer in (STRANGER, WORKER, INTERNET)),
+    ("proxy", "from", INGRESS, 44180),
+    ("proxy", "to", HEAD, 8265),
+    ("proxy", "to", WORKER, 8484),
+    *(("proxy", "to", peer, 443) for peer in (*CLOUDS, *AROUND)),
+    ("proxy", "to", STRANGER, 5432),
+    ("proxy", "to", FALSE_DNS, 53),
+    *(("proxy", "to", INTERNET, port) for port in (22, 53)),
+)
+
 
 def findings(documents: list[Manifest]) -> list[str]:
     """What the policies keep back that is needed, and what they let through that is not; nothing without policies."""
@@ -134,6 +159,8 @@ def findings(documents: list[Manifest]) -> list[str]:
     needed, forbidden = NEEDED, FORBIDDEN
     if any(pod.role == "collector" for pod in listed):
         needed, forbidden = needed + NEEDED_OF_COLLECTOR, forbidden + FORBIDDEN_TO_COLLECTOR
+    if any(pod.role == "proxy" for pod in listed):
+        needed, forbidden = needed + NEEDED_OF_CONSOLE, forbidden + FORBIDDEN_TO_CONSOLE
     for pod in listed:
         for wanted, flows in ((True, needed), (False, forbidden)):
             for role, way, peer, port in flows:

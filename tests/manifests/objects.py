@@ -16,14 +16,15 @@ import yaml
 Manifest = dict[str, Any]
 
 KUBERNETES = Path(__file__).parent.parent.parent / "k8s"
-DEVELOPMENT, PRODUCTION, ON, OWN, COLLECTED = RENDERED = (
+DEVELOPMENT, PRODUCTION, ON, OWN, COLLECTED, SHOWN = RENDERED = (
     "overlays/development",
     "overlays/production",
     "jobs/on-cluster",
     "jobs/own-cluster",
     "overlays/production+components/collector",
+    "overlays/production+components/console",
 )
-"""What people apply: folders of `k8s`, the last one as an overlay of theirs with a component."""
+"""What people apply: folders of `k8s`, the last ones as overlays of theirs with a component."""
 
 GONE: Any = object()
 """Instead of a value: the field is taken out."""
@@ -80,7 +81,7 @@ class Pod:
 
     Attributes:
         owner: what makes them.
-        role: `head`, `worker`, `submitter` or `collector`.
+        role: `head`, `worker`, `submitter`, `collector` or `proxy`, which is before the console.
         least: how many there are at least.
         start: parameters of `ray start`.
     """
@@ -94,6 +95,11 @@ class Pod:
     @property
     def name(self) -> str:
         return f"{self.owner} {self.role}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it runs our image."""
+        return self.role not in ("collector", "proxy")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -135,7 +141,8 @@ def pods(documents: Iterable[Manifest]) -> list[Pod]:
             found.append(Pod(named(job), "submitter", _with_token(template, job["spec"].get("rayClusterSpec") or {})))
     for deployment in of_kind(listed, "Deployment"):
         spec = deployment["spec"]
-        found.append(Pod(named(deployment), "collector", spec["template"], spec.get("replicas", 1)))
+        role = spec["template"]["spec"]["containers"][0]["name"]
+        found.append(Pod(named(deployment), role, spec["template"], spec.get("replicas", 1)))
     return found
 
 

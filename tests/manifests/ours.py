@@ -72,7 +72,7 @@ def _rights(pod: Pod) -> Iterator[str]:
         if not own.get("readOnlyRootFilesystem"):
             yield f"{name} may write its image"
         mounted = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
-        if pod.role != "collector" and not mounted.issuperset(WRITABLE):
+        if pod.is_ours and not mounted.issuperset(WRITABLE):
             yield f"{name} lacks a place to write: {', '.join(sorted(set(WRITABLE) - mounted))}"
 
 
@@ -218,7 +218,7 @@ def _metrics_port(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
 
 def _store(pod: Pod, documents: list[Manifest]) -> Iterator[str]:
     """A SQLite file is on a volume of the head, where all work is done; with PostgreSQL none is done there."""
-    if pod.role in ("submitter", "collector") or not _settings(documents):
+    if pod.role == "submitter" or not pod.is_ours or not _settings(documents):
         return
     dsn = _settings(documents).get("UNDERSTUDY_STORE", "postgresql://")
     cpus = str(pod.start.get("num-cpus", ""))
@@ -252,7 +252,7 @@ def _bytes(pod: Pod) -> float:
 
 def _images(found: list[Pod]) -> Iterator[str]:
     images = {container.get("image", "") for pod in found for container in pod.containers()}
-    ours = {container.get("image", "") for pod in found for container in pod.containers() if pod.role != "collector"}
+    ours = {container.get("image", "") for pod in found for container in pod.containers() if pod.is_ours}
     if len(ours) > 1:
         yield f"several images: {', '.join(sorted(ours))}"
     for image in images:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import kuberay, network, ours, schemas
+from . import console, kuberay, network, ours, schemas
 from .objects import Manifest
 
 PROVIDED: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"understudy": frozenset({"store", "openai-api-key", "redis-password", "auth_token"})}
+    {
+        "understudy": frozenset({"store", "openai-api-key", "redis-password", "auth_token"}),
+        "understudy-console": frozenset({"proxy-secret", "cookie-secret", "client-secret"}),
+    }
 )
-"""The Secret that docs/kubernetes.md has people make."""
+"""The Secrets that docs/kubernetes.md has people make."""
 
 
 def check_manifests(
@@ -32,4 +35,5 @@ def check_manifests(
         *kuberay.findings(documents),
         *ours.findings(documents, provided),
         *network.findings(documents),
+        *console.findings(documents),
     ]

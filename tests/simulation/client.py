@@ -39,6 +39,7 @@ from understudy.wakeups import SCHEDULE_WAKEUP
 
 from . import approvals, jobs, operator
 from .moments import Moments
+from .requested import NAMING
 from .spans import caller_of
 from .streams import Heard
 from .tools import BLOBS
@@ -160,7 +161,9 @@ class Client:
         self.process.spawn(self._act(action))
 
     async def request(self, method: str, *arguments: Any, session_id: str | None = None) -> Any:
-        """A request, repeated until it is answered."""
+        """A request, repeated until it is answered; what changes a session says who asks."""
+        if method in NAMING and session_id is not None:
+            arguments = (*arguments, self.world.requested.asks(method, session_id))
         return await self._patiently(lambda: self.directory.request(session_id, method, *arguments))
 
     async def _patiently(self, ask: Callable[[], Awaitable[Any]]) -> Any:

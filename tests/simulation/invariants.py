@@ -174,6 +174,7 @@ class Invariants:
         now = self._world.scheduler.time()
         for event in events:
             self._event(event, now)
+            self._world.requested.named(event)
             for text in delegating.spawned(self._world, event):
                 self.violated(text)
         for _, row in committed.written.values():

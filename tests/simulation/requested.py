@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from understudy.events import RunAccepted
+from understudy.events import (
+    CancelRequested,
+    Event,
+    InputReceived,
+    RunAccepted,
+    SessionClosed,
+    SessionResumed,
+)
 from understudy.store.db.statements import RUN
+from understudy.store.operations.questions import ABORTED
 
 if TYPE_CHECKING:
     from understudy.store.transaction import Transaction
@@ -20,9 +28,26 @@ if TYPE_CHECKING:
 Request = tuple[str, str]
 """Whom it concerns (nobody: the whole namespace), and its id."""
 
+NAMING: dict[str, tuple[type[Event], ...]] = {
+    "send": (RunAccepted,),
+    "steer": (InputReceived,),
+    "cancel": (CancelRequested,),
+    "answer": (InputReceived,),
+    "decide": (InputReceived,),
+    "abort_pending": (InputReceived,),
+    "close": (SessionClosed, CancelRequested),
+    "resume": (SessionResumed,),
+}
+"""Requests whose events say who asked."""
+
+OF_PEOPLE = ("cancel ", "a client ", "the plan says so")
+"""With what the reasons of clients begin, and no others."""
+
 
 class Requested:
-    """Counts what requests with an id have done, and compares runs with what was sent.
+    """Counts what requests with an id have done, compares runs with what was sent, and events with who asked.
+
+    Every request has a person of its own, so that an event's name tells which request it is of.
 
     A process has one journal, and that one transaction at a time: what is done in it counts when it is committed.
     """
@@ -31,6 +56,7 @@ class Requested:
         self._world = world
         self._doing: dict[Process, dict[Request, int]] = {}
         self._done: Counter[Request] = Counter()
+        self._people: dict[str, tuple[str, str]] = {}
         # Where a clock goes forward by hours, requests are forgotten that may be repeated yet.
         self._remembered = not any(fault.kind == "clock_step" for fault in world.plan.faults)
 
@@ -72,3 +98,34 @@ class Requested:
                 if client.sent.get(event.run_id or "") != content:
                     text = f"run {event.run_id} of {event.session_id} was accepted, and not sent to this session"
                     self._world.invariants.violated(text)
+
+    def asks(self, method: str, session_id: str) -> str:
+        """Who asks for this: somebody new."""
+        name = f"person {len(self._people)}"
+        self._people[name] = method, session_id
+        return name
+
+    def named(self, event: Event) -> None:
+        """An event says who asked, if somebody did, and nobody else."""
+        if not isinstance(event, RunAccepted | CancelRequested | InputReceived | SessionClosed | SessionResumed):
+            return
+        method, session_id = self._people.get(event.by, ("", ""))
+        what = f"{event.type} {event.seq} of {event.session_id} names {event.by!r}"
+        if not event.by:
+            if self._is_of_somebody(event):
+                self._world.invariants.violated(f"{what}, and somebody has asked for it")
+        elif type(event) not in NAMING.get(method, ()):
+            self._world.invariants.violated(f"{what}, who has asked for {method or 'nothing'}")
+        elif event.session_id != session_id and isinstance(event, RunAccepted | InputReceived | SessionResumed):
+            self._world.invariants.violated(f"{what}, who has asked for {method} of {session_id}")
+
+    @staticmethod
+    def _is_of_somebody(event: RunAccepted | CancelRequested | InputReceived | SessionClosed | SessionResumed) -> bool:
+        match event:
+            case RunAccepted():
+                return event.source == "client"
+            case CancelRequested() | SessionClosed():
+                return event.reason.startswith(OF_PEOPLE)
+            case InputReceived():
+                return not event.timed_out and event.decision != ABORTED["decision"]
+        return True

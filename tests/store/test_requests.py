@@ -198,8 +198,8 @@ async def test_each_call_of_a_client_is_one_request(monkeypatch: pytest.MonkeyPa
         assert await connection.change(bool, "cancel", "s", None, "enough")
     first, again, other = sent
     assert first == again
-    assert first[:-1] == other[:-1] == ("node1", "request", "cancel", "s", None, "enough")
-    assert first[-1] != other[-1]
+    assert first[:-2] == other[:-2] == ("node1", "request", "cancel", "s", None, "enough")
+    assert first[-2] != other[-2]
     assert ids[0] == ids[1] != ids[2]
 
 
