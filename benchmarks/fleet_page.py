@@ -4,8 +4,10 @@ service and console while it is open. No Ray."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
+from functools import partial
 from typing import Any
 
 import psutil
@@ -19,13 +21,16 @@ from understudy.cluster.console.access import Binding
 from understudy.cluster.console.application import application
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.gateway_calls import GatewayCalls
+from understudy.identifiers import new_identifier
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.protocol import unpacked
-from understudy.store.operations import activation
+from understudy.store.operations import activation, beginnings
 
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+CHANGE_SECONDS = 0.1
+AT_WORK = 'table[aria-label="Sessions at work"] tbody tr'
 LISTED = 'table[aria-label="All sessions"] tbody tr'
 
 
@@ -44,11 +49,11 @@ class ServiceSource:
     async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
-    drain = undrain = follow = act
+    drain = undrain = follow = load = act
 
 
 def fleet_page(bench: Bench) -> list[Row]:
-    """With 10 and with 10,000 sessions in the store of one service, all with work."""
+    """With 10 and with 10,000 sessions in the store of one service, all with work, ten of which change each second."""
     return asyncio.run(_measure(bench))
 
 
@@ -71,10 +76,10 @@ async def _measure(bench: Bench) -> list[Row]:
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
             await add_sessions(service, 0, FEW)
-            few = await _looked_at(service, browser, bench)
+            few = await _looked_at(service, browser, bench, FEW)
             await add_sessions(service, FEW, many)
             bench.say(f"{many} sessions are there")
-            found = await _looked_at(service, browser, bench)
+            found = await _looked_at(service, browser, bench, many)
             await browser.close()
     finally:
         await service.close()
@@ -89,8 +94,18 @@ async def _measure(bench: Bench) -> list[Row]:
     ]  # fmt: skip
 
 
-async def _looked_at(service: NodeService, browser: Browser, bench: Bench) -> dict[str, float]:
-    """The page opened several times, and left open once; medians."""
+async def _changing(service: NodeService, sessions: int) -> None:
+    """Inputs for one session after another, until cancelled."""
+    for number in itertools.count():
+        session_id = f"session-{number % sessions}"
+        given = partial(beginnings.accept, session_id=session_id, run_id=new_identifier(), content="more")
+        await service.journal.submit(given, session_id)
+        await asyncio.sleep(CHANGE_SECONDS)
+
+
+async def _looked_at(service: NodeService, browser: Browser, bench: Bench, sessions: int) -> dict[str, float]:
+    """The page opened several times, and left open for a while each time; medians."""
+    changing = asyncio.create_task(_changing(service, sessions))
     server = uvicorn.Server(
         uvicorn.Config(application(ServiceSource(service), Binding("127.0.0.1", 0)), log_config=None, port=0)
     )
@@ -102,6 +117,8 @@ async def _looked_at(service: NodeService, browser: Browser, bench: Bench) -> di
     for _ in range(bench.some(5, 1)):
         for name, value in (await _opened(browser, f"http://127.0.0.1:{port}/", bench.some(10.0, 2.0))).items():
             turns.setdefault(name, []).append(value)
+    changing.cancel()
+    await asyncio.gather(changing, return_exceptions=True)
     server.should_exit = True
     await serving
     return {name: median(values) for name, values in turns.items()}
@@ -127,6 +144,7 @@ async def _opened(browser: Browser, url: str, seconds: float) -> dict[str, float
     await page.locator(LISTED).first.wait_for()
     listed = await page.evaluate("performance.now()")
     painted = await page.evaluate(PAINTED)
+    await page.locator(AT_WORK).first.wait_for()
     at_first, before = (requests, sent), psutil.Process().cpu_times()
     await asyncio.sleep(seconds)
     after = psutil.Process().cpu_times()

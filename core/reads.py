@@ -203,6 +203,28 @@ class NodeSessions(Struct, frozen=True):
     sessions: int
 
 
+class NodeLoad(Struct, frozen=True):
+    """What a node service has to do, and what it has for it.
+
+    Attributes:
+        acting, waiting, standby: its session actors that are at a session, hold one that waits, and have none.
+        cap: the most session actors that it may have now, as memory allows; 0 while nobody has said so.
+        ready: sessions that wait for a session actor.
+        memory_free, memory_total: bytes of the node, or of its container; free is what processes could still take.
+            Both are 0 while nothing was measured.
+        memory_actor: bytes that a session actor takes for itself, the mean; 0 while there is none.
+    """
+
+    acting: int
+    waiting: int
+    standby: int
+    cap: int
+    ready: int
+    memory_free: int = 0
+    memory_total: int = 0
+    memory_actor: int = 0
+
+
 class Totals(Struct, frozen=True):
     """How many sessions there are, and the statuses of the newest that have nothing to do."""
 

@@ -7,6 +7,7 @@ once by whoever asks; docs/guarantees.md says of each request why its repetition
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ from understudy.protocol import (
     packed,
     unpacked,
 )  # fmt: skip
-from understudy.reads import SessionRecord
+from understudy.reads import NodeLoad, SessionRecord
 from understudy.store import budgets
 from understudy.store.operations import (
     activation,
@@ -340,6 +341,16 @@ class Requests:
             return session
         error = {"code": "unschedulable", "message": reason, "session_id": session.session_id}
         return replace(session, error=error)
+
+    async def load(self) -> NodeLoad:
+        """What this node service has to do, as its metrics have it (`shown`)."""
+        paging, supply = self._node.frames.paging, self._node.frames.supply
+        states = Counter(slot.state for slot in paging.slots.values())
+        memory = supply.measured
+        measured = (memory.free, memory.total, memory.frame) if memory is not None else ()
+        return NodeLoad(
+            states["acting"], states["waiting"], states["standby"], supply.cap, len(paging.ready), *measured
+        )
 
     async def events(self, session_id: str, after: int) -> list[EventWire]:
         """Events of a session after a `seq`, in wire form."""

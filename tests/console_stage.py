@@ -21,6 +21,7 @@ from understudy.cluster.console.application import application
 from understudy.cluster.ray.console_actor import listen
 from understudy.identifiers import new_identifier
 from understudy.protocol import packed, unpacked
+from understudy.reads import NodeLoad
 
 from .kernel import kernel as k
 
@@ -46,6 +47,9 @@ class KernelSource:
         own = os.getpid()
         frames = ["frame" if busy else "standby" for _ in self.kernel.workers]
         return [ServiceInfo(role, own, self.kernel.node_id, "") for role in ("supervisor", "node", *frames)]
+
+    async def load(self, node_id: str) -> NodeLoad:
+        return unpacked(await self.kernel.ask("load"), NodeLoad, "load")
 
     async def follow(self, session_id: str, after: int) -> AsyncIterator[dict[str, Any]]:
         client = new_identifier()

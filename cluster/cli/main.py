@@ -223,9 +223,21 @@ def abort_pending(
 
 @app.command()
 @command
-def resume(session: SessionId, store: Store = None, json: Json = False) -> int:
+def resume(
+    session: SessionId,
+    again: Annotated[
+        bool, typer.Option("--again", help="And send the input of its last run again, if that did not complete.")
+    ] = False,
+    store: Store = None,
+    json: Json = False,
+) -> int:
     """Let a quarantined session take input again; its runs stay ended."""
     with connected(store, start=False) as cluster:
+        if again:
+            run = cluster.session(session).run_again()
+            told = f"sent again as run {run.run_id}" if run else "its last run goes on, completed, or was cancelled"
+            print_json({"run_id": run.run_id if run else None}) if json else print(told)
+            return 0
         done = cluster.session(session).resume()
     print_json({"resumed": done}) if json else print("it takes input again" if done else "it was not quarantined")
     return 0

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from understudy.config import Settings
 from understudy.event_wire import EventWire
 from understudy.identifiers import new_identifier
-from understudy.protocol import NewSession, Spawned
-from understudy.reads import DrainInfo
+from understudy.protocol import NewSession, Spawned, unpacked
+from understudy.reads import DrainInfo, NodeLoad
 
 from .follower import Follower, Homes, asked
 from .results import ServiceInfo
@@ -56,6 +56,11 @@ class ClientConnection(ABC):
         """
         session_id = arguments[0] if arguments and isinstance(arguments[0], str) else None
         return await asked(self._homes, kind, session_id, "read", what, list(arguments), options)
+
+    async def load(self, node_id: str) -> NodeLoad:
+        """What a node service has to do. Raises `ServiceGone`, `TimeoutError`: it does not say."""
+        found: NodeLoad = unpacked(await self._homes.call(node_id, "request", "load"), NodeLoad, "the node's load")
+        return found
 
     @abstractmethod
     async def spawn(

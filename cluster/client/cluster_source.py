@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from understudy.event_wire import EventWire
+from understudy.reads import NodeLoad
 
 from .client_connection import ClientConnection
 from .fleet import Result
@@ -29,6 +30,9 @@ class ClusterSource:
         found = await self._connection.services()
         self._lost = False
         return found
+
+    async def load(self, node_id: str) -> NodeLoad:
+        return await self._connection.load(node_id)
 
     async def follow(self, session_id: str, after: int) -> AsyncIterator[EventWire]:
         async with self._connection.follower.follow(session_id, after=after) as subscription:

@@ -13,7 +13,7 @@ from understudy.errors import UnderstudyError
 from understudy.event_wire import EventWire
 from understudy.messages import Usage
 from understudy.protocol import packed
-from understudy.reads import Activity, SessionAtWork, Totals, Working
+from understudy.reads import Activity, NodeLoad, SessionAtWork, Totals, Working
 
 from .results import ServiceInfo
 
@@ -64,6 +64,10 @@ class Source(Protocol):
 
     async def services(self) -> list[ServiceInfo]:
         """The processes of the cluster."""
+        ...
+
+    async def load(self, node_id: str) -> NodeLoad:
+        """What a node service has to do."""
         ...
 
     def follow(self, session_id: str, after: int) -> AsyncIterator[EventWire]:

@@ -33,10 +33,12 @@ from understudy.records import PAGE
 from understudy.wakeups import name_problem, wakeup_problem
 
 from .client_connection import ClientConnection
+from .cluster_source import ClusterSource
 from .method import client_method
 from .people import Calls, Remember, arguments_text, decide, located, pending
 from .results import SessionInfo
 from .run_handle import Run
+from .running_again import run_again
 
 if TYPE_CHECKING:
     from understudy.observability.traces import TraceSpan  # which loads the OpenTelemetry SDK
@@ -295,6 +297,20 @@ class Session:
             SessionClosed: it was a sub-agent, or was closed.
         """
         return await self._connection.change(bool, "resume", self.id)
+
+    @client_method
+    async def run_again(self, run_id: str | None = None) -> Run | None:
+        """Send the input of a run again that failed, was quarantined, or ran out of rounds or budget; returns the new
+        run, or None if the run goes on, completed or was cancelled. A quarantined session is resumed for it.
+
+        Args:
+            run_id: default: the last run. Of each run there is one that does it again: asked again, that is returned.
+
+        Raises:
+            UnknownSession, UnknownRun, SessionClosed: there is none, or nobody to send to.
+        """
+        found = await run_again(ClusterSource(self._connection), self.id, run_id)
+        return Run(self._connection, self.id, found[0], None, self._output_type) if found is not None else None
 
     @client_method
     async def close(self, reason: str = "closed by the client") -> bool:

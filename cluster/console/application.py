@@ -31,6 +31,7 @@ from understudy.reads import AccountRecord, RunSummary, SessionRecord, Wakeup
 
 from ..client.fleet import Source, Wire, problem_of
 from .access import HEADERS, Access, AccessDenied, Binding
+from .download import lines
 from .fleet_requests import fleet_routes
 from .live import Hub, TooManyViewers
 from .parsing import PAGE_LIMIT, Handler, json_answer, json_body, number, session_of
@@ -86,6 +87,7 @@ class Console:
             Route("/api/sessions/{session}/messages", read(self._messages)),
             Route("/api/sessions/{session}/events", read(self._events)),
             Route("/api/sessions/{session}/trace", read(self._trace)),
+            Route("/api/sessions/{session}/download", read(self._download)),
             *fleet_routes(source, self._hub, read, act, self._identity),
             Route("/api/sessions/{session}/{action}", act(self._act), methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -245,6 +247,12 @@ class Console:
             return {"spans": spans, "events": len(wires), "truncated": truncated}
 
         return json_answer(await self._hub.reads.get(("trace", session, run), read))
+
+    async def _download(self, request: Request) -> Response:
+        session = session_of(request)
+        record = await self._source.read(SessionRecord, "info", session)
+        named = {"content-disposition": f'attachment; filename="{session}.jsonl"'}  # an id has no quotes
+        return StreamingResponse(lines(self._source, record), media_type="application/x-ndjson", headers=named)
 
     async def _act(self, request: Request) -> Response:
         session, action = session_of(request), request.path_params["action"].replace("-", "_")

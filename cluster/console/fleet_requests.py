@@ -10,18 +10,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from understudy.errors import InvalidInput
+from understudy.errors import InvalidInput, UnderstudyError
 from understudy.identifiers import check_identifier
 from understudy.protocol import Input, packed
-from understudy.reads import DrainInfo, NodeSessions, SessionPage
+from understudy.reads import DrainInfo, NodeLoad, NodeSessions, SessionPage
 from understudy.records import RUN_STATUSES, SESSION_STATUSES
 
 from ..client.fleet import Source
+from ..client.running_again import run_again
 from .live import Hub
 from .parsing import Handler, json_answer, json_body, number, session_of
 
 ACT_SECONDS = 30.0
 LATEST_TIME = 1 << 62
+LOAD_SECONDS = 2.0
 DRAIN_SECONDS = 600.0
 LONGEST_DRAIN = 24 * 3600
 
@@ -46,6 +48,7 @@ def fleet_routes(
         Route("/api/nodes/{node}/drain", act(found.drain), methods=["POST"]),
         Route("/api/nodes/{node}/undrain", act(found.undrain), methods=["POST"]),
         Route("/api/sessions/{session}/send", act(found.send), methods=["POST"]),
+        Route("/api/sessions/{session}/run-again", act(found.run_again), methods=["POST"]),
     ]
 
 
@@ -81,7 +84,7 @@ class FleetRequests:
         return json_answer(await self._hub.reads.get(("page", *options.values()), read))
 
     async def nodes(self, _request: Request) -> Response:
-        """The nodes that have a service, or are drained: processes, sessions with work, drains."""
+        """The nodes that have a service, or are drained: processes, sessions with work, drains, and their load."""
 
         async def read() -> Any:
             services, sessions, drains = await asyncio.gather(
@@ -89,9 +92,22 @@ class FleetRequests:
                 self._source.read(list[NodeSessions], "node_sessions"),
                 self._source.read(list[DrainInfo], "drains"),
             )
-            return {"services": packed(services), "sessions": packed(sessions), "drains": packed(drains)}
+            nodes = [service.node_id for service in services if service.role == "node"]
+            loads = await asyncio.gather(*map(self._load, nodes))
+            return {
+                "services": packed(services), "sessions": packed(sessions), "drains": packed(drains),
+                "loads": {node_id: packed(load) for node_id, load in zip(nodes, loads, strict=True)},
+            }  # fmt: skip
 
         return json_answer(await self._hub.reads.get(("nodes",), read))
+
+    async def _load(self, node_id: str) -> NodeLoad | None:
+        """None of one that does not say, so that the others are shown."""
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                return await self._source.load(node_id)
+        except (TimeoutError, UnderstudyError):
+            return None
 
     async def drain(self, request: Request) -> Response:
         """Begin to drain a node; how far it is, `nodes` says."""
@@ -119,6 +135,16 @@ class FleetRequests:
         async with asyncio.timeout(ACT_SECONDS):
             accepted = await self._source.act("send", session, run, by=self._identity(request))
         return json_answer({"done": bool(accepted["created"]), "run_id": run.run_id})
+
+    async def run_again(self, request: Request) -> Response:
+        """The input of a run that did not complete, once more; see `running_again.run_again`."""
+        session, body = session_of(request), await json_body(request)
+        run_id = body.get("run_id")
+        if not isinstance(run_id, str) or not run_id or "\0" in run_id:
+            raise InvalidInput("name the run that did not complete: run_id")
+        async with asyncio.timeout(ACT_SECONDS):
+            found = await run_again(self._source, session, run_id, by=self._identity(request))
+        return json_answer({"done": found is not None and found[1], "run_id": found[0] if found else None})
 
 
 def _node(request: Request) -> str:

@@ -260,6 +260,43 @@ def with_totals(rows: list[SessionRecord]) -> list[Wire]:
     return list(found.values())
 
 
+def changes(before: Wire, after: Wire) -> Wire:
+    """What of a snapshot of the cluster differs from the one before.
+
+    Instead of `sessions` it has the `rows` that differ, and their `order`, all ids, if that does.
+    """
+    told = {name: value for name, value in after.items() if name != "sessions" and value != before[name]}
+    known = {row["session_id"]: row for row in before["sessions"]}
+    told["rows"] = [row for row in after["sessions"] if row != known.get(row["session_id"])]
+    order = [row["session_id"] for row in after["sessions"]]
+    return told if order == list(known) else {**told, "order": order}
+
+
+class FleetTold:
+    """Snapshots as they are sent, encoded once for all who look: who has the one before gets what has changed."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._snapshot: Wire | None = None
+        self._changes = ""
+        self._whole = ""
+
+    def take(self, version: int, snapshot: Wire) -> None:
+        """The latest snapshot; each is taken once."""
+        if version <= self._version:
+            return
+        follows = self._snapshot is not None and version == self._version + 1
+        self._changes = message("change", changes(self._snapshot or {}, snapshot)) if follows else ""
+        self._version, self._snapshot, self._whole = version, snapshot, ""
+
+    def since(self, version: int) -> str:
+        """What somebody is sent who has this version."""
+        if version == self._version - 1 and self._changes:
+            return self._changes
+        self._whole = self._whole or message("fleet", self._snapshot)
+        return self._whole
+
+
 class Hub:
     """All that is followed, for as long as somebody looks at it."""
 
@@ -269,7 +306,7 @@ class Hub:
         self._fleet: Fleet | None = None
         self._fleet_viewers = 0
         self._fleet_unseen_since = 0.0
-        self._told = 0, ""
+        self._told = FleetTold()
         self._trees: dict[str, TreeLog] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._viewers = 0
@@ -280,15 +317,15 @@ class Hub:
             self._fleet_viewers += 1
             try:
                 if self._fleet is None:
-                    self._fleet, self._told = Fleet(self.source), (0, "")
+                    self._fleet, self._told = Fleet(self.source), FleetTold()
                     self._tasks[FLEET] = asyncio.create_task(self._fleet.run())
                 fleet, version = self._fleet, 0
                 while True:
                     try:
-                        version, snapshot = await asyncio.wait_for(fleet.newer(version), HEARTBEAT_SECONDS)
-                        if self._told[0] < version:
-                            self._told = version, message("fleet", snapshot)
-                        yield self._told[1]
+                        known = version
+                        version, snapshot = await asyncio.wait_for(fleet.newer(known), HEARTBEAT_SECONDS)
+                        self._told.take(version, snapshot)
+                        yield self._told.since(known)
                     except TimeoutError:
                         yield HEARTBEAT
             finally:

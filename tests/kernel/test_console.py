@@ -458,11 +458,55 @@ async def test_many_viewers_cost_the_store_no_more_than_one(tmp_path: Path) -> N
             source.asked.clear()
             trees = [look("/api/sessions/s/stream", "state", 1) for _ in range(viewers)]
             details = [client.get("/api/sessions/s") for _ in range(viewers)]
-            await asyncio.gather(*(look("/api/fleet/stream", "fleet", 3) for _ in range(viewers)), *trees, *details)
+            await asyncio.gather(*(look("/api/fleet/stream", "change", 2) for _ in range(viewers)), *trees, *details)
             return len([what for what in source.asked if what in ("working", "tree", "latest_runs")])
 
         one = await reads(1)
         assert await reads(8) <= 2 * one
+
+
+async def test_who_follows_the_cluster_gets_what_has_changed(tmp_path: Path) -> None:
+    """The first look has all sessions at work; then come those that changed, and which are left when one has ended."""
+    asks = k.spec(k.script([("request_user_input", {"prompt": "?"})], "done"), ["request_user_input"])
+    async with console(tmp_path) as (kernel, _, client):
+        for name in ("a", "b", "c"):
+            await kernel.spawn(name, asks)
+            await kernel.send(name)
+            await kernel.paused(name)
+        async with stream(client, "/api/fleet/stream") as found:
+            whole = await found.until("fleet")
+            assert [row["session_id"] for row in whole["sessions"]] == ["a", "b", "c"]
+            async with asyncio.timeout(20):
+                while (change := await found.until("change"))["rows"]:
+                    pass
+            assert "order" not in change
+            assert {"sessions", "incidents"}.isdisjoint(change)
+            await kernel.ask("cancel", "b", None, "enough")
+            await kernel.end("b")
+            while "order" not in (change := await found.until("change")):
+                assert {row["session_id"] for row in change["rows"]} <= {"b"}
+            assert (change["order"], change["statuses"]) == (["a", "c"], {"waiting_for_input": 2})
+        for name in ("a", "c"):
+            await kernel.ask("cancel", name, None, "enough")
+            await kernel.end(name)
+
+
+def test_changes_make_a_snapshot_of_the_one_before() -> None:
+    """Whatever came, went, moved or changed; who missed one snapshot gets the whole of the next."""
+    at_first = {"at": 1, "totals": {"sessions": 2}, "sessions": [{"session_id": "a", "round": 1}, {"session_id": "b"}]}
+    later = {"at": 2, "totals": {"sessions": 3}, "sessions": [{"session_id": "c"}, {"session_id": "a", "round": 2}]}
+    assert live.changes(at_first, later) == {
+        "at": 2, "totals": {"sessions": 3}, "rows": [{"session_id": "c"}, {"session_id": "a", "round": 2}],
+        "order": ["c", "a"],
+    }  # fmt: skip
+    assert live.changes(later, {**later, "at": 3}) == {"at": 3, "rows": []}
+    told = live.FleetTold()
+    told.take(1, at_first)
+    told.take(2, later)
+    told.take(2, later)
+    assert [told.since(version).partition("\n")[0] for version in (0, 1)] == ["event: fleet", "event: change"]
+    told.take(4, later)
+    assert told.since(3).startswith("event: fleet")
 
 
 async def test_too_many_pages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

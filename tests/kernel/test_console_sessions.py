@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,24 +13,37 @@ import httpx2
 import pytest
 from playwright.async_api import Page, expect
 
-from understudy.errors import StoreUnreachable
+from understudy.cluster.client.running_again import again_id
+from understudy.cluster.console import download
+from understudy.errors import ServiceGone, StoreUnreachable
+from understudy.identifiers import check_identifier
+from understudy.node.paging import Ready
+from understudy.reads import NodeLoad
 from understudy.store.operations import activation
+from understudy.testing.offline import Faults
 
 from ..console_stage import KernelSource, chromium, served
 from . import kernel as k
 from .test_console_page import watched
 
+STATES = ("acting", "waiting", "standby")
 TOKEN = "correct-horse-battery-staple"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 
 @asynccontextmanager
-async def stage(tmp_path: Path) -> AsyncIterator[tuple[k.Kernel, KernelSource, str]]:
-    """A kernel, its source, and the URL of a console with a token."""
-    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+async def stage(tmp_path: Path, fail_first: int = 0) -> AsyncIterator[tuple[k.Kernel, KernelSource, str]]:
+    """A kernel, its source, and the URL of a console with a token; so many model calls are refused at first."""
+    faults = Faults(fail_first=fail_first, fail_status=400)
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans", faults=faults) as kernel:
         source = KernelSource(kernel)
         async with served(source, TOKEN) as url:
             yield kernel, source, url
+
+
+def client_of(url: str) -> httpx2.AsyncClient:
+    """Who asks with the console's token."""
+    return httpx2.AsyncClient(base_url=url, headers=BEARER)
 
 
 @asynccontextmanager
@@ -44,6 +58,13 @@ async def opened(url: str, address: str = "", **options: Any) -> AsyncIterator[t
         yield page, watched(page)
 
 
+async def quarantine(kernel: k.Kernel, session_id: str) -> None:
+    """Give a session up."""
+    await kernel.service.journal.submit(
+        lambda tx: activation.quarantine(tx, tx.session(session_id), "stuck", "it dies each time"), session_id
+    )
+
+
 async def give_up(kernel: k.Kernel, session_id: str, agent: str = "agent") -> None:
     """A session whose run has ended because the session was given up."""
     await kernel.spawn(
@@ -51,15 +72,13 @@ async def give_up(kernel: k.Kernel, session_id: str, agent: str = "agent") -> No
     )
     await kernel.send(session_id)
     await kernel.paused(session_id)
-    await kernel.service.journal.submit(
-        lambda tx: activation.quarantine(tx, tx.session(session_id), "stuck", "it dies each time"), session_id
-    )
+    await quarantine(kernel, session_id)
     assert (await kernel.end(session_id))["status"] == "quarantined"
 
 
 async def test_sessions_are_found_by_agent_tree_time_and_how_their_last_run_ended(tmp_path: Path) -> None:
     """Each alone and all together, page by page without gap or repetition; a status that is none is refused."""
-    async with stage(tmp_path) as (kernel, _, url), httpx2.AsyncClient(base_url=url, headers=BEARER) as client:
+    async with stage(tmp_path) as (kernel, _, url), client_of(url) as client:
         for number in range(5):
             await kernel.run(f"good-{number}", k.spec("", name="reader"))
         await give_up(kernel, "bad-0", "reader")
@@ -91,7 +110,7 @@ async def test_sessions_are_found_by_agent_tree_time_and_how_their_last_run_ende
 
 async def test_an_input_from_the_page_is_accepted_once(tmp_path: Path) -> None:
     """Sent again under its run's id it begins no second run; one that is no text, or names no run, is refused."""
-    async with stage(tmp_path) as (kernel, _, url), httpx2.AsyncClient(base_url=url, headers=BEARER) as client:
+    async with stage(tmp_path) as (kernel, _, url), client_of(url) as client:
         await kernel.spawn("s", k.spec(""))
         for done in (True, False):
             sent = await client.post("/api/sessions/s/send", json={"text": "go", "run_id": "r1"})
@@ -108,14 +127,57 @@ async def test_an_input_from_the_page_is_accepted_once(tmp_path: Path) -> None:
         assert [run["run_id"] for run in (await client.get("/api/sessions/s")).json()["runs"]] == ["r1"]
 
 
+async def test_a_run_that_did_not_complete_is_run_again_once(tmp_path: Path) -> None:
+    """However often it is asked for, and when the new run has failed too; one that completed, or is none, is not."""
+    async with stage(tmp_path, fail_first=2) as (kernel, _, url), client_of(url) as client:
+        assert (await kernel.run("s", k.spec("fine"), "the question"))["status"] == "failed"
+
+        async def again(run_id: Any, session_id: str = "s") -> httpx2.Response:
+            return await client.post(f"/api/sessions/{session_id}/run-again", json={"run_id": run_id})
+
+        assert (await again("r")).json() == {"done": True, "run_id": "r-again"}
+        assert (await kernel.end("s", "r-again"))["status"] == "failed"
+        assert (await again("r")).json() == {"done": False, "run_id": "r-again"}
+        assert (await again("r-again")).json() == {"done": True, "run_id": "r-again-2"}
+        assert (await kernel.end("s", "r-again-2"))["text"] == "offline: the question"
+        assert (await again("r-again-2")).json() == {"done": False, "run_id": None}
+        assert [run["content"] for run in await kernel.ask("read", "runs", ["s"], {})] == ["the question"] * 3
+        for wrong, status in ((None, 400), (3, 400), ("none", 404)):
+            assert (await again(wrong)).status_code == status
+        assert (await again("r", "nobody")).status_code == 404
+
+
+async def test_a_session_that_was_given_up_is_resumed_with_all_its_inputs(tmp_path: Path) -> None:
+    """The run that it was at, and the one behind it, go on in their order; a late repetition resumes nothing."""
+    async with stage(tmp_path) as (kernel, _, url), client_of(url) as client:
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec("fine"))
+        await kernel.send("s", "first", "one")
+        await kernel.until("s", "model_call_started")
+        await kernel.send("s", "second", "two")
+        await quarantine(kernel, "s")
+        kernel.server.release()
+        asked = [await client.post("/api/sessions/s/run-again", json={"run_id": "two"}) for _ in range(2)]
+        assert [answer.json() for answer in asked] == [{"done": done, "run_id": "two-again"} for done in (True, False)]
+        assert (await kernel.end("s", "two-again"))["status"] == "completed"
+        runs = {run["run_id"]: run for run in await kernel.ask("read", "runs", ["s"], {})}
+        new = {name: run["content"] for name, run in runs.items() if "again" in name}
+        assert new == {"one-again": "first", "two-again": "second"}
+        assert runs["one-again"]["accepted_at"] < runs["two-again"]["accepted_at"]
+        await quarantine(kernel, "s")
+        assert not (await client.post("/api/sessions/s/run-again", json={"run_id": "two"})).json()["done"]
+        assert (await kernel.info("s"))["status"] == "quarantined"
+
+
 @pytest.mark.thorough
-async def test_failed_runs_are_found_looked_at_and_resumed_together(tmp_path: Path) -> None:
-    """A person chooses the failed runs of one agent in the last hour, opens a trace, goes back, and resumes all."""
-    async with stage(tmp_path) as (kernel, _, url):
+async def test_failed_runs_are_found_looked_at_and_run_again_together(tmp_path: Path) -> None:
+    """A person chooses one agent's runs of the last hour that did not complete, opens a trace, goes back, and runs all
+    again: those that failed and those that were given up."""
+    async with stage(tmp_path, fail_first=3) as (kernel, _, url):
+        for name, agent in (("bad-0", "reader"), ("bad-1", "reader"), ("other", "writer")):
+            assert (await kernel.run(name, k.spec("fine", name=agent)))["status"] == "failed"
+        await give_up(kernel, "bad-2", "reader")
         await kernel.run("fine", k.spec("", name="reader"))
-        for number in range(3):
-            await give_up(kernel, f"bad-{number}", "reader")
-        await give_up(kernel, "other", "writer")
         async with opened(url) as (page, wrong):
             rows = page.get_by_role("table", name="All sessions").locator("tbody tr")
             await expect(rows).to_have_count(5)
@@ -134,28 +196,91 @@ async def test_failed_runs_are_found_looked_at_and_resumed_together(tmp_path: Pa
             await expect(rows).to_have_count(3)
             await page.get_by_role("button", name="Select all that match").click()
             await expect(page.get_by_text("3 selected")).to_be_visible()
-            await page.get_by_role("button", name="Resume").click()
+            await page.get_by_role("button", name="Run again").press("Enter")
             dialog = page.get_by_role("dialog")
-            await expect(dialog).to_contain_text("Resume: 3 sessions?")
-            await dialog.get_by_role("button", name="Resume (3)").click()
+            await expect(dialog).to_contain_text("Run again: 3 sessions?")
+            await expect(dialog.get_by_role("button", name="Leave it")).to_be_focused()
+            await page.keyboard.press("Tab")
+            await page.keyboard.press("Enter")
             await expect(dialog).to_contain_text("3 of 3 done.")
             await page.keyboard.press("Escape")
             await expect(dialog).to_be_hidden()
-            await expect(rows.first.locator(".c-status")).to_have_text("idle")
+            ended = [(await kernel.end(name, "r-again"))["status"] for name in ("bad-0", "bad-1")]
+            assert ended == ["completed", "completed"]
+            await page.get_by_role("button", name="Refresh").click()
+            await expect(rows).to_have_count(0)
             await page.go_back()  # the last choice but one: of any time
             await expect(page.get_by_label("Time of")).to_have_value("")
+            # One alone, from its own page.
+            await page.goto(f"{url}/#/session/other")
+            await page.get_by_role("button", name="Run again").click()
+            await expect(dialog).to_contain_text("The input of run r, which ended failed, is sent again.")
+            await dialog.get_by_role("button", name="Run again").dblclick()
+            await expect(page.get_by_role("button", name="Run again")).to_be_hidden()
             assert wrong == []
-        assert [(await kernel.info(f"bad-{number}"))["status"] for number in range(3)] == ["idle"] * 3
-        assert (await kernel.info("other"))["status"] == "quarantined"
+        await kernel.paused("bad-2")
+        assert (await kernel.end("other", "r-again"))["status"] == "completed"
+        for name in ("bad-0", "bad-1", "bad-2", "other"):
+            assert len(await kernel.ask("read", "runs", [name], {})) == 2
+        await kernel.ask("cancel", "bad-2", None, "enough")
+        await kernel.end("bad-2", "r-again")
+
+
+def test_the_run_that_does_another_again_has_one_id() -> None:
+    """It is one that a client may choose, at most 128 characters long, and other runs' is another."""
+    given = ["r", "r-again", "r-again-2", "r-again-x"]
+    assert [again_id(name) for name in given] == ["r-again", "r-again-2", "r-again-3", "r-again-x-again"]
+    odd = ["x" * 128, "y" * 128, "timer:daily/1", "fork:r", "x" * 121 + "-again"]
+    assert len({again_id(name) for name in odd}) == len(odd)
+    for name in odd:
+        for _ in range(3):
+            name = check_identifier(again_id(name), "run_id")
+
+
+async def test_a_session_is_downloaded_in_the_order_of_what_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read a few at a time, each message and event is there once; the last line counts them. Not without the token."""
+    monkeypatch.setattr(download, "PAGE_LIMIT", 3)
+    async with stage(tmp_path) as (kernel, _, url), client_of(url) as client:
+        note = [("note", {"path": str(tmp_path / "n"), "text": "x"})]
+        await kernel.run("s", k.spec(k.script(note, "done"), [k.note]))
+        answer = await client.get("/api/sessions/s/download")
+        assert answer.headers["content-disposition"] == 'attachment; filename="s.jsonl"'
+        first, *found, last = map(json.loads, answer.text.splitlines())
+        assert first["session"]["session_id"] == "s"
+        seqs = [data["seq"] for line in found for data in line.values()]
+        assert seqs == sorted(set(seqs))
+        messages = [line["message"] for line in found if "message" in line]
+        events = [line["event"] for line in found if "event" in line]
+        assert (messages, events) == (await kernel.messages("s"), await kernel.events("s"))
+        assert last == {"end": {"messages": len(messages), "events": len(events)}}
+        assert (await client.get("/api/sessions/nobody/download")).status_code == 404
+        assert (await client.get("/api/sessions/s/download", headers={"authorization": ""})).status_code == 401
+
+
+@pytest.mark.thorough
+async def test_a_session_is_saved_from_its_page(tmp_path: Path) -> None:
+    """The link on the session's page saves a file with what was said."""
+    async with stage(tmp_path) as (kernel, _, url):
+        await kernel.run("s", k.spec(""), "remember this")
+        async with opened(url, "#/session/s") as (page, wrong):
+            async with page.expect_download() as saving:
+                await page.get_by_role("link", name="Download messages and events").click()
+            saved = await saving.value
+            assert saved.suggested_filename == "s.jsonl"
+            await saved.save_as(tmp_path / "saved")
+            assert "remember this" in (tmp_path / "saved").read_text()
+            assert wrong == []
 
 
 class Refusing(KernelSource):
     """A kernel of which one session can't be closed."""
 
-    async def act(self, method: str, session_id: str, *arguments: Any) -> Any:
+    async def act(self, method: str, session_id: str, *arguments: Any, by: str = "") -> Any:
         if session_id == "s-2":
             raise StoreUnreachable("the store is away")
-        return await super().act(method, session_id, *arguments)
+        return await super().act(method, session_id, *arguments, by=by)
 
 
 @pytest.mark.thorough
@@ -187,6 +312,43 @@ async def test_what_failed_of_many_is_listed_with_its_reason_and_stays_chosen(tm
         assert closed == [0, 1, 0, 1, 0]
 
 
+class Silent(KernelSource):
+    """A kernel whose node service does not say how it is."""
+
+    async def load(self, node_id: str) -> NodeLoad:
+        raise ServiceGone("it is being restarted")
+
+
+async def test_a_node_tells_its_actors_their_bound_its_memory_and_what_is_ready(tmp_path: Path) -> None:
+    """As the node service has them; one that does not answer is shown with what the store and the supervisor know."""
+    async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
+        frames = kernel.service.frames
+        frames.supply.cap, memory = 7, frames.supply.memory()
+        kernel.server.hold()
+        await kernel.spawn("s", k.spec(""))
+        await kernel.send("s")
+        await kernel.until("s", "model_call_started")
+        frames.paging.add(Ready("other", "nowhere", root_id="other"))
+        async with (
+            served(KernelSource(kernel)) as url,
+            served(Silent(kernel)) as silent,
+            httpx2.AsyncClient() as client,
+        ):
+            load = (await client.get(f"{url}/api/nodes")).json()["loads"][kernel.node_id]
+            unknown = (await client.get(f"{silent}/api/nodes")).json()
+        slots = frames.paging.slots.values()
+        states = {state: len([slot for slot in slots if slot.state == state]) for state in STATES}
+        assert {state: load[state] for state in STATES} == states
+        assert load["acting"] + load["waiting"] == 1
+        assert (load["cap"], load["ready"]) == (7, 1)
+        assert (load["memory_free"], load["memory_total"]) == (memory.free, memory.total)
+        assert unknown["loads"] == {kernel.node_id: None}
+        assert kernel.node_id in [service["node_id"] for service in unknown["services"]]
+        frames.paging.remove("other")
+        kernel.server.release()
+        await kernel.end("s")
+
+
 @pytest.mark.thorough
 async def test_a_node_is_drained_and_taken_back_from_its_page(tmp_path: Path) -> None:
     """The nodes' page shows processes and sessions of each node; a drain is confirmed, shown, and taken back."""
@@ -194,10 +356,14 @@ async def test_a_node_is_drained_and_taken_back_from_its_page(tmp_path: Path) ->
         await kernel.spawn("s", k.spec(k.script([("request_user_input", {"prompt": "?"})]), ["request_user_input"]))
         await kernel.send("s")
         await kernel.paused("s")
+        kernel.service.frames.supply.cap = 7
+        kernel.service.frames.supply.memory()
         async with opened(url, "#/nodes", viewport={"width": 400, "height": 800}) as (page, wrong):
             node = page.get_by_role("table", name="Nodes").locator("tbody tr")
             await expect(node).to_contain_text("in use")
             await expect(node).to_contain_text("1 waiting for input")
+            await expect(node).to_contain_text("at most 7")
+            await expect(node).to_contain_text(re.compile(r"[\d.]+ [MG]iB of [\d.]+ [MG]iB free"))
             assert await page.evaluate("document.documentElement.scrollWidth") <= 400
             await node.get_by_role("button", name="Drain …").click()
             await page.get_by_label("Seconds that they have").fill("60")

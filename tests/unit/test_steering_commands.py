@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from understudy import AgentSpec, tool
-from understudy.cluster.cli import steering_commands
+from understudy.cluster.cli import main, steering_commands
 from understudy.cluster.cli.main import app
 from understudy.testing import LocalCluster
 
@@ -57,3 +57,26 @@ def test_a_run_is_steered_and_its_session_forked(cluster: LocalCluster) -> None:
     assert (made.exit_code, made.stdout.strip()) == (0, "f")
     assert len(cluster.session("f").messages()) == len(session.messages())
     assert runner.invoke(app, ["fork", "s", "--at", str(last + 50)]).exit_code == 2
+
+
+def test_a_run_that_did_not_complete_is_run_again(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a run that was out of rounds, when its session is resumed with `--again`, then its input is another run's,
+    and of that one also if the same run is named once more; a run that completed is left alone."""
+    monkeypatch.setattr(main, "connected", steering_commands.connected)
+
+    @tool(on_crash="rerun")
+    def look() -> str:
+        """Look around."""
+        return "seen"
+
+    session, runner = cluster.spawn(AgentSpec(name="a", max_rounds=1, tools=[look]), session_id="s"), CliRunner()
+    assert session.send("call look {}", run_id="r").result(PATIENCE).status == "round_limit"
+    made = runner.invoke(app, ["resume", "s", "--again", "--json"])
+    assert json.loads(made.stdout) == {"run_id": "r-again"}
+    assert session.run("r-again").result(PATIENCE).status == "round_limit"
+    again = session.run_again("r")
+    assert again is not None
+    assert again.run_id == "r-again"
+    session.send("hello").result(PATIENCE, check=True)
+    assert json.loads(runner.invoke(app, ["resume", "s", "--again", "--json"]).stdout) == {"run_id": None}
+    assert [run.content for run in session.runs()] == ["call look {}", "call look {}", "hello"]

@@ -13,7 +13,7 @@ export class Refused extends Error {
 }
 
 // Where the page is, there is the server: a proxy may have it below a path of its own.
-const here = (path) => path.replace(/^\//, "");
+export const here = (path) => path.replace(/^\//, "");
 
 async function answer(response) {
   const data = await response.json().catch(() => ({}));

@@ -10,6 +10,7 @@ const LOOKS = 40; // requests that it takes to find them, at most
 const AT_ONCE = 4;
 const ACTIONS = [
   ["cancel", "Cancel the runs", "Their runs end, and all that these spawned. What they did stays. Sessions without a run stay as they are."],
+  ["run-again", "Run again", "The input of each one's last run is sent again, if that failed, was quarantined, or ran out of rounds or budget. What was quarantined is resumed for it. Others stay as they are."],
   ["resume", "Resume", "Those that were quarantined take input again; their ended runs stay ended. Others stay as they are."],
   ["close", "Close", "They take no more input, and what runs is cancelled. This can't be taken back."],
 ];
@@ -91,14 +92,20 @@ export class Bulk {
 
   async act(name, label, meaning) {
     const sessions = [...this.chosen];
-    const fields = name === "resume" ? [] : [["reason", "Reason", "asked for in the console"]];
+    const fields = name !== "cancel" && name !== "close" ? [] : [["reason", "Reason", "asked for in the console"]];
     const entered = await ask(`${label}: ${counted(sessions.length, "session")}?`, meaning, `${label} (${sessions.length.toLocaleString("en")})`, fields);
     if (!entered) return;
-    const failed = await each(label, sessions, (session) => post(`${of(session)}/${name}`, entered));
+    const failed = await each(label, sessions, (session) => (name === "run-again" ? runAgain(session) : post(`${of(session)}/${name}`, entered)));
     this.chosen = new Map(failed);
     this.draw();
     this.done();
   }
+}
+
+// The run is named that is done again: so the same request, however often it arrives, begins one run.
+async function runAgain(session) {
+  const { runs } = await get(of(session));
+  return runs.length ? post(`${of(session)}/run-again`, { run_id: runs[0].run_id }) : { done: false };
 }
 
 // One request for each, a few at once, in a dialog that says how far it is and what failed. Whoever closes it sooner stops what has

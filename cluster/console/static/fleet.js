@@ -57,7 +57,14 @@ export function fleetView(main, wanted, page) {
   main.append(h("h1", { class: "hidden" }, "Cluster"), trouble, top,
     h("section", { class: "panel" }, h("h2", null, "At work"), element, rest),
     all.panel, h("section", { class: "panel" }, h("h2", null, "What happened"), incidents, calm));
-  function shown(snapshot) {
+  let snapshot;
+  // Of the rows only those come that have changed, and their order if that has.
+  function changed({ rows, order, ...more }) {
+    const known = new Map([...snapshot.sessions, ...rows].map((row) => [row.session_id, row]));
+    shown({ ...snapshot, ...more, sessions: (order || snapshot.sessions.map((row) => row.session_id)).map((id) => known.get(id)) });
+  }
+  function shown(latest) {
+    snapshot = latest;
     all.changed(snapshot.totals);
     show(trouble, problems(snapshot));
     show(top, cards(snapshot));
@@ -73,7 +80,7 @@ export function fleetView(main, wanted, page) {
       h("li", null, h("time", null, moment(item.at)), " ", h("span", { class: `pill ${kind(item)}` }, words(item.type)), " ",
         item.session_id ? link(item.session_id, item.agent, " ", brief(item.session_id)) : item.agent, " ", h("span", { class: "told" }, told(item))), () => {});
   }
-  const leave = stream("/api/fleet/stream", { fleet: shown }, { state: page.state, refused: page.refused, check: () => get("/api/me").then((me) => {
+  const leave = stream("/api/fleet/stream", { fleet: shown, change: changed }, { state: page.state, refused: page.refused, check: () => get("/api/me").then((me) => {
     if (me.locked) page.refused(Object.assign(new Error("locked"), { status: 401 }));
   }) });
   leave.go = (next) => all.go(next.query);

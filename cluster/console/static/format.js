@@ -35,6 +35,10 @@ export function money(millionths) {
   return value >= 100 ? value.toFixed(0) : value.toFixed(value >= 1 ? 2 : 4);
 }
 
+export function bytes(number) {
+  return number < 2 ** 30 ? `${Math.round(number / 2 ** 20)} MiB` : `${(number / 2 ** 30).toFixed(1)} GiB`;
+}
+
 export function counted(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }

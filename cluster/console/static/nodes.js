@@ -2,10 +2,10 @@
 
 import { get, post } from "./api.js";
 import { ask, h, show, sync, text } from "./dom.js";
-import { counted, moment, words } from "./format.js";
+import { bytes, moment, words } from "./format.js";
 
 const REFRESH_MS = 3_000;
-const HEADS = ["Node", "State", "Services", "Frames at work", "Standing by", "Sessions in a process", "Waiting without one", "What they do", ""];
+const HEADS = ["Node", "State", "Services", "Session actors", "Memory", "Ready sessions", "Sessions in a process", "Waiting without one", "What they do", ""];
 
 export function nodesView(main, page) {
   const trouble = h("div"), body = h("tbody"), none = h("p", { class: "quiet" });
@@ -36,7 +36,7 @@ export function nodesView(main, page) {
     const back = node.drain;
     const entered = back ?
       await ask(`Take the drain of ${node.id.slice(0, 8)} back?`, "The node gets sessions again. Those that have moved stay where they are.", "Take it back") :
-      await ask(`Drain ${node.id.slice(0, 8)}?`, `${counted(node.held + node.waiting, "session")} with work finish what they are at and go on at other nodes; this one gets no new ones. What is left at the end of the time moves the hard way.`,
+      await ask(`Drain ${node.id.slice(0, 8)}?`, `Its sessions with work (${node.held + node.waiting}) finish what they are at and go on at other nodes; this one gets no new ones. What is left at the end of the time moves the hard way.`,
         "Drain", [["seconds", "Seconds that they have", "600"]]);
     if (!entered) return;
     try {
@@ -51,10 +51,10 @@ export function nodesView(main, page) {
   return () => { gone = true; clearTimeout(timer); };
 }
 
-export function nodesOf({ services, sessions, drains }) {
+export function nodesOf({ services, sessions, drains, loads }) {
   const found = new Map();
   const at = (id) => {
-    if (!found.has(id)) found.set(id, { id, services: [], frames: 0, standby: 0, held: 0, waiting: 0, statuses: new Map(), drain: null });
+    if (!found.has(id)) found.set(id, { id, services: [], frames: 0, standby: 0, held: 0, waiting: 0, statuses: new Map(), drain: null, load: loads[id] });
     return found.get(id);
   };
   for (const service of services) {
@@ -82,13 +82,17 @@ function makeNode() {
 }
 
 function updateNode(element, node, mayAct, change) {
-  const [id, now, services, frames, standby, held, waiting, doing, action] = element.children;
+  const [id, now, services, actors, memory, ready, held, waiting, doing, action] = element.children;
   const [word, more] = state(node);
   text(id, node.id.slice(0, 12) || "no node yet");
   id.title = node.id;
   show(now, h("span", { class: `pill ${{ "in use": "completed", "no service": "failed" }[word] || "waiting_for_input"}` }, word), more ? h("div", { class: "quiet" }, more) : "");
   text(services, node.services.map((service) => `${words(service.role)} ${service.pid}`).join(", ") || "–");
-  [[frames, node.frames], [standby, node.standby], [held, node.held], [waiting, node.waiting]].forEach(([cell, value]) => text(cell, value));
+  const { load } = node;
+  show(actors, ...(load ? [`${load.acting} at work, ${load.waiting} ${load.waiting === 1 ? "waits" : "wait"}, ${load.standby} standing by`, h("div", { class: "quiet" }, load.cap ? `at most ${load.cap}` : "no bound yet")]
+    : [`${node.frames} at work, ${node.standby} standing by`]));
+  show(memory, ...(load?.memory_total ? [`${bytes(load.memory_free)} of ${bytes(load.memory_total)} free`, h("div", { class: "quiet" }, load.memory_actor ? `an actor takes ${bytes(load.memory_actor)}` : "")] : ["–"]));
+  [[ready, load ? load.ready : "–"], [held, node.held], [waiting, node.waiting]].forEach(([cell, value]) => text(cell, value));
   text(doing, [...node.statuses].map(([status, count]) => `${count} ${words(status)}`).join(", ") || "–");
   element.node_ = node;
   if (!mayAct || !node.id) return action.replaceChildren();

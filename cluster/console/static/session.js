@@ -1,7 +1,8 @@
 // One session within its tree: states over time, events, traces, messages, runs and budgets; and what a person can do.
 
-import { get, of, post, stream } from "./api.js";
+import { get, here, of, post, stream } from "./api.js";
 import { ask, h, rowKeys, show, sync, text } from "./dom.js";
+import { FAILED } from "./filters.js";
 import { link, pill } from "./rows.js";
 import { age, amount, brief, clock, counted, kind, moment, money, plain, short, told, words } from "./format.js";
 import { lane, timeline } from "./timeline.js";
@@ -38,7 +39,8 @@ class SessionView {
     this.tabs = h("div", { class: "tabs", role: "tablist" }, PARTS.map(([name, label]) =>
       h("a", { role: "tab", id: `tab-${name}`, href: `#/session/${encodeURIComponent(session)}/${name}` }, label)));
     this.body = h("div", { role: "tabpanel" });
-    main.append(this.title, this.trouble, this.asked,
+    const file = h("p", null, h("a", { href: here(`${of(session)}/download`), download: `${session}.jsonl`, title: "As JSON Lines. The command understudy store export makes an archive that can be imported." }, "Download messages and events"));
+    main.append(this.title, file, this.trouble, this.asked,
       h("section", { class: "panel" }, h("div", { class: "bar" }, h("h2", null, "Tree"), this.total, h("span", { class: "space" }), span), this.axis, this.tree, this.legend),
       h("section", { class: "panel" }, this.tabs, this.body));
     this.buildEvents();
@@ -147,18 +149,20 @@ class SessionView {
   drawActions(row) {
     if (!this.page.me.may_act) return this.actions.remove();
     if (!this.actions.isConnected) this.trouble.before(this.actions);
+    const last = this.detail?.runs[0];
     const offered = [
       ["cancel", "Cancel the run", row.active, "Its run ends, and all that it spawned. What it did stays."],
       ["send", "Send an input", !row.closed && row.status !== "quarantined", "It begins a run, or waits for the one under way to end."],
+      ["run-again", "Run again", !row.closed && FAILED.includes(last?.status), `The input of run ${last && brief(last.run_id)}, which ended ${words(last?.status)}, is sent again.${row.status === "quarantined" ? " The session is resumed for it." : ""}`, { run_id: last?.run_id }],
       ["resume", "Resume", row.status === "quarantined", "It takes input again; its ended runs stay ended."],
       ["abort-pending", "Give up what waits", row.status === "waiting_for_input", "The calls that wait for a person are given up, and the run goes on."],
       ["close", "Close", !row.closed, "It takes no more input, and what runs is cancelled. This can't be taken back."],
     ].filter(([, , possible]) => possible);
-    sync(this.actions, offered, ([name]) => name, ([name, label, , meaning]) => h("button", { onclick: async () => {
+    sync(this.actions, offered, ([name, , , meaning]) => `${name} ${meaning}`, ([name, label, , meaning, more = {}]) => h("button", { onclick: async () => {
       if (name === "send") return this.send(row, meaning);
       const fields = name === "cancel" || name === "close" ? [["reason", "Reason", "asked for in the console"]] : [];
       const entered = await ask(`${label}?`, `${row.agent} ${this.id}. ${meaning}`, label, fields);
-      if (entered) this.act(this.id, name, entered);
+      if (entered) this.act(this.id, name, { ...entered, ...more });
     } }, label), () => {});
   }
 
