@@ -22,7 +22,7 @@ from understudy.cluster.client import client
 
 class Cluster:
     @classmethod
-    def connect(cls, store):
+    def connect(cls, store, identity):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("Ray's own handler"))  # as Ray does
         return cls()
 
