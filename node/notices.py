@@ -65,6 +65,9 @@ class Notices:
         self._condemn(committed.killed)
         self._interrupt(committed.interrupted)
         self.act(committed.cancelled, committed.woken)
+        for session_id, (_, row) in committed.written.items():
+            if not row.active:  # no frame may ever come for it and find that it has ended
+                self._frames.paging.remove(session_id)
         self._timers.note(committed.timers.items())
         self._commands.note(committed.commands)
         homes = {session_id: committed.written[session_id][1].node_id for session_id in committed.unwanted}
@@ -87,7 +90,10 @@ class Notices:
         self._feed.forget(news.sessions)
         self._node.spawn_task(self._timers.look())
         self._commands.look_if_needed()
+        queued = self._frames.paging.ready.keys() & set(news.sessions)
         rows = await self._node.reading.active([self._node.config.node_id], session_ids=news.sessions)
+        for session_id in queued.difference(row.session_id for row in rows):
+            self._frames.paging.remove(session_id)
         woken = {row.session_id: row for row in rows if self._calls.is_ready(row)}
         self.act(cancelled(rows), woken)  # earlier news may have got lost
         self._frames.dispatch()

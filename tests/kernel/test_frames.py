@@ -12,7 +12,7 @@ import pytest
 from understudy.errors import Fenced, ServiceGone
 from understudy.node.turns import Ready
 from understudy.placement import DEFAULT
-from understudy.protocol import FrameIdentity, StepCall, Work
+from understudy.protocol import FrameIdentity, News, StepCall, Work
 from understudy.records import ActivationId
 from understudy.store.db.session_row import ActiveSession
 
@@ -264,3 +264,22 @@ async def test_the_sweep_counts_a_death_for_a_session_in_a_frame_that_nobody_kno
         del kernel.service.frames.paging.slots["f"]
         await kernel.service.sweep.run(0)
         assert "session_crashed" in await kernel.types("s")
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+async def test_a_session_that_ends_in_the_queue_leaves_it(store: str, tmp_path: Path, how: str) -> None:
+    """Given a session that waits for a frame which never comes, when it has nothing to do any more, then it waits no
+    longer, and goes on when it has; so where another node ended it."""
+    async with k.running(store, tmp_path, frames=0) as kernel:
+        await kernel.spawn("s", k.spec(k.script("done")))
+        await kernel.send("s")
+        ready = kernel.service.frames.paging.ready
+        queued = ready["s"]
+        await kernel.ask(how, "s", *((None,) if how == "cancel" else ()), "over")
+        assert not ready
+        kernel.service.frames.paging.add(queued)
+        await kernel.service.notices.notice(News(["s"]))
+        assert not ready
+        if how == "cancel":
+            await kernel.send("s", run_id="r2")
+            assert list(ready) == ["s"]
