@@ -16,7 +16,7 @@ from understudy.config import OFFLINE_MODEL, ModelProfile, Settings
 from understudy.errors import CannotDrain, ClusterUnreachable, InvalidInput, ServiceGone, ToolError
 from understudy.gateway.gateway import Gateway
 from understudy.gateway.gateway_calls import GatewayCalls
-from understudy.identifiers import new_identifier
+from understudy.identifiers import check_identity, new_identifier
 from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.prices import price_table
@@ -259,6 +259,7 @@ class LocalCluster(Cluster):
         policy: what the offline model answers; None for its own.
         profiles, prices: see `Cluster.connect`.
         standby, max_actors: session actors that wait, and that there may be.
+        identity: see `Cluster.connect`.
 
     Closing it ends everything; a store that was given keeps what was committed.
 
@@ -283,12 +284,14 @@ class LocalCluster(Cluster):
         prices: Mapping[str, Any] | str | Path | None = None,
         standby: int = 1,
         max_actors: int = 4,
+        identity: str = "",
     ) -> None:
         settings = Settings(
             store or "", model or OFFLINE_MODEL, NAMESPACE, standby=standby, max_actors=max_actors,
             prices=price_table(prices or {}),
         )  # fmt: skip
         check_size(settings)
+        check_identity(identity)
         self.points: list[str] = []
         self._counting = threading.Lock()
         self._deaths: dict[int, str] = {}  # at which point what dies: a service, by its role, or "": the session actor
@@ -311,6 +314,7 @@ class LocalCluster(Cluster):
                 node.service.profiles.learn(profile)
             machinery = LocalMachinery(node, services, self._function, self._at_point)
             self._local = LocalConnection(settings, gateway, tool_host, node, machinery, services)
+            self._local.identity = identity
             services.wait(self._local.start())
             self._local.last = stack.pop_all()
         super().__init__(self._local, settings, known[0].name if known else None, self._note_function)

@@ -263,7 +263,8 @@ class Connection(ClientConnection):
         nodes = await self._node_ids(None if stop else node_id)
         if node_id is None and not stop:
             raise CannotDrain("which node?", details={"nodes": nodes})
-        await self._supervise("drain", nodes, timeout, DRAIN_REASON, stop, new_identifier())
+        reason = f"{DRAIN_REASON} by {self.identity}" if self.identity else DRAIN_REASON
+        await self._supervise("drain", nodes, timeout, reason, stop, new_identifier())
         late = time.monotonic() + timeout + DRAIN_SPARE_SECONDS  # the deadline is by another machine's clock
         while True:
             found = [drain for drain in await self.read(list[DrainInfo], "drains") if drain.node_id in nodes]

@@ -674,6 +674,26 @@ async def test_a_client_whose_clock_is_ahead_waits_for_the_drain(monkeypatch: py
     assert drain.finished_at
 
 
+@pytest.mark.parametrize(("identity", "reason"), [("ann", "asked for by ann"), ("", "asked for")])
+async def test_a_drain_says_who_asked_for_it(monkeypatch: pytest.MonkeyPatch, identity: str, reason: str) -> None:
+    """Its reason, which `understudy drain` shows, names whoever is connected as somebody."""
+    connection = Connection(Settings("sqlite:///s.db", "tests"), "")
+    connection.identity, asked = identity, list[Any]()
+
+    async def supervise(method: str, *arguments: Any) -> Any:
+        if method == "ready":
+            return packed(ServiceDirectory(1, "supervising", [ServiceProcess("b", 1)], []))
+        asked.append((method, arguments[2]))
+
+    async def read(_kind: Any, _what: str) -> list[DrainInfo]:
+        return []
+
+    monkeypatch.setattr(connection, "_supervise", supervise)
+    monkeypatch.setattr(connection, "read", read)
+    await connection.drain("b", LONG, wait=False, stop=False)
+    assert asked == [("drain", reason)]
+
+
 # Decisions.
 
 DEPARTURES = st.lists(

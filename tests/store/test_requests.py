@@ -176,8 +176,9 @@ async def test_a_repeated_acquire_takes_no_further_generation(kernel: k.Kernel) 
 
 
 async def test_each_call_of_a_client_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All attempts of a call carry one id, and two calls carry two."""
+    """All attempts of a call carry one id and who asks, and two calls carry two ids."""
     connection = Connection(Settings("sqlite:///s.db", "tests"), "")
+    connection.identity = "ann"
     sent: list[tuple[Any, ...]] = []
     ids: list[str] = []
 
@@ -200,6 +201,7 @@ async def test_each_call_of_a_client_is_one_request(monkeypatch: pytest.MonkeyPa
     assert first == again
     assert first[:-2] == other[:-2] == ("node1", "request", "cancel", "s", None, "enough")
     assert first[-2] != other[-2]
+    assert first[-1] == other[-1] == "ann"
     assert ids[0] == ids[1] != ids[2]
 
 

@@ -163,6 +163,19 @@ def test_the_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     importlib.import_module("example_of_the_docs").test_a_refund_survives_any_death()
 
 
+def test_events_say_who_asked() -> None:
+    """Given an identity, then it is in the events of what is asked for with any handle; one with a line break is
+    refused, and nothing is started."""
+    with LocalCluster(identity="ann") as cluster:
+        session = cluster.spawn(AgentSpec(name="clerk"))
+        session.send("hello").result(PATIENCE)
+        session.close("done")
+        named = {event.type: event.by for event in session.events() if hasattr(event, "by")}
+        assert named == {"run_accepted": "ann", "session_closed": "ann"}
+    with pytest.raises(InvalidInput, match="identity"):
+        LocalCluster(identity="a\nb")
+
+
 @pytest.mark.sweep
 def test_a_death_at_any_point_is_survived(agent: AgentSpec, effects: list[str]) -> None:
     """Given a run, when its session actor dies at any of the points that it passes, then the run completes, the model
