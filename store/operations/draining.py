@@ -49,7 +49,8 @@ def check_drain(node_id: str, nodes: Collection[str], drained: Collection[str], 
 def begin(
     tx: Transaction, node_id: str, deadline: int, *, reason: str, stop: bool = False, nodes: Collection[str] = ()
 ) -> None:
-    """Have a node give its sessions away until `deadline` (microseconds UTC). Repeated, the earlier deadline holds.
+    """Have a node give its sessions away until `deadline` (microseconds UTC). Repeated, the earlier deadline holds, and
+    its reason: a node that is drained for longer because it has little to do may be taken back, for others it may not.
 
     Args:
         nodes: those that have a service, if it is to be refused where it can't be; finished drains of others are
@@ -73,7 +74,8 @@ def begin(
         values = {"reason": reason, "stop": int(stop), "started_at": tx.now, "deadline": deadline, "finished_at": 0}
         tx.connection.execute(insert(DRAIN).values(namespace=tx.namespace, node_id=node_id, **values))
     else:
-        changed = {"deadline": min(deadline, known.deadline), "stop": max(int(stop), known.stop)}
+        sooner, said = min((known.deadline, known.reason), (deadline, reason), key=lambda item: item[0])
+        changed = {"deadline": sooner, "reason": said, "stop": max(int(stop), known.stop)}
         tx.connection.execute(update(DRAIN).where(*where).values(**changed))
 
 
