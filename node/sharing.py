@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from understudy.errors import UnderstudyError
 from understudy.placement import is_scarce
-from understudy.store.db.session_row import SessionRow
 from understudy.store.operations import draining
 from understudy.store.transaction import Transaction
 
@@ -27,8 +27,8 @@ class Sharing:
     """Gives ready sessions away.
 
     Guarantees: a session that goes is in no frame, and no tool and no model call of it is under way, so nothing is
-    interrupted or done again. One that may have files here stays: a workspace is a directory of its node, unless
-    nothing of its tree has begun.
+    interrupted or done again. One that may have something here that it comes back to stays, unless nothing of its tree
+    has begun: a workspace is a directory of its node, and an MCP server a process.
     """
 
     def __init__(
@@ -63,8 +63,12 @@ class Sharing:
 
     async def _send(self, chosen: list[Ready], node_id: str) -> int:
         paging = self._frames.paging
-        # Others have had their turn since: a session that is not queued any more was given a frame, or is about to be.
-        going = [ready for ready in chosen if paging.remove(ready.session_id) is not None]
+        # Others have had their turn since: a session that is not queued any more was given a frame, or is about to be,
+        # and one that is queued again may have begun a tool meanwhile.
+        found = [paging.ready.get(ready.session_id) for ready in chosen]
+        going = [ready for ready in found if ready is not None and self._may_go(ready)]
+        for ready in going:
+            paging.remove(ready.session_id)
 
         def operation(tx: Transaction) -> list[str]:
             tx.load(ready.session_id for ready in going)
@@ -85,9 +89,20 @@ class Sharing:
         row = tx.find(ready.session_id)
         if row is None or row.frame_id is not None or row.wait is not None or ready.epoch not in (0, row.epoch):
             return False
-        return self._is_portable(tx, row) and draining.leave(tx, row, self._node.homes.here, [node_id])
+        spec = self._specifications.within(tx, row.session_id)
+        if row.calls_open and (row.redone or spec.get("mcp_servers")):
+            return False  # what its process was at may go on here, unknown to a service that was restarted since
+        begun = row.epoch > 0 or row.parent_id is not None or row.pruned_seq > 0  # a fork's files are its original's
+        if begun and _is_bound(spec):
+            return False
+        return draining.leave(tx, row, self._node.homes.here, [node_id])
 
-    def _is_portable(self, tx: Transaction, row: SessionRow) -> bool:
-        if row.epoch == 0 and row.parent_id is None:
-            return True
-        return self._specifications.within(tx, row.session_id)["workspace"] is None
+
+def _is_bound(spec: dict[str, Any]) -> bool:
+    """Whether an agent may leave something on its node that it comes back to: files, its sub-agents' or those of the
+    agents that it may hand off to, or what an MCP server remembers for its session or tree."""
+    servers = spec.get("mcp_servers") or ()
+    if spec.get("workspace") is not None or any(one["command"] and one["share"] != "node" for one in servers):
+        return True
+    others = (*(spec.get("agents") or {}).values(), *(spec.get("handoffs") or {}).values())
+    return any(map(_is_bound, others))
