@@ -10,6 +10,9 @@ MOST_NODES = 10_000
 UP_SECONDS = 5.0
 DOWN_SECONDS = 300.0
 
+SCALED_DOWN = "the load is low"
+"""The reason of a drain after which the node is given back."""
+
 NODES, UP_AFTER, DOWN_AFTER = "UNDERSTUDY_NODES", "UNDERSTUDY_SCALE_UP_AFTER", "UNDERSTUDY_SCALE_DOWN_AFTER"
 
 

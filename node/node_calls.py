@@ -187,7 +187,7 @@ class NodeCalls(ABC):
         frames = node.frames
         return NodeReport(
             await self.pid(), node.generation, node.homes.nodes,
-            DrainReport(drain.reason, drain.finished_at > 0) if drain is not None else None, demand,
+            DrainReport(drain.reason, drain.finished_at > 0, bool(drain.stop)) if drain is not None else None, demand,
             list(frames.known.condemned), frames.named(), frames.supply.memory(), node.rates.report,
             stays=node.commands.any_at_work,
         )  # fmt: skip

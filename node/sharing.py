@@ -22,9 +22,12 @@ log = logging.getLogger(__name__)
 AT_ONCE = 16
 """Sessions that leave in one transaction."""
 
+MOST_BOUND = 10_000
+"""So many sessions are remembered that stay because of their files: they need not be read again each time."""
+
 
 class Sharing:
-    """Gives ready sessions away.
+    """Gives ready sessions away. Those that stay keep their turn.
 
     Guarantees: a session that goes is in no frame, and no tool and no model call of it is under way, so nothing is
     interrupted or done again. One that may have something here that it comes back to stays, unless nothing of its tree
@@ -40,49 +43,49 @@ class Sharing:
         self._specifications = specifications
         self._tasks = tasks
         self._tool_servers = tool_servers
+        self._bound: set[str] = set()
 
     async def give(self, count: int, node_id: str) -> int:
         """Have up to `count` sessions go to a node, those that have waited longest; returns how many did."""
         homes = self._node.homes
         if not self._node.activates or homes.is_drained or node_id == homes.here or node_id not in homes.available:
             return 0
-        chosen = [ready for ready in self._frames.paging.ready.values() if self._may_go(ready)][:count]
+        chosen = [ready for ready in self._frames.paging.ready.values() if self._may_go(ready)]
         moved = 0
         for start in range(0, len(chosen), AT_ONCE):
-            moved += await self._send(chosen[start : start + AT_ONCE], node_id)
+            moved += await self._send(chosen[start : start + AT_ONCE], node_id, count - moved)
+            if moved >= count:
+                break
         return moved
 
     def _may_go(self, ready: Ready) -> bool:
         """One whose process died has its turn before others anyway; frames that ask for resources are anywhere."""
         return not (
             ready.interrupted
+            or ready.session_id in self._bound
             or is_scarce(ready.placement)
             or self._tasks.is_at_work(ready.session_id)
             or self._tool_servers.is_at_work(ready.session_id)
         )
 
-    async def _send(self, chosen: list[Ready], node_id: str) -> int:
-        paging = self._frames.paging
-        # Others have had their turn since: a session that is not queued any more was given a frame, or is about to be,
-        # and one that is queued again may have begun a tool meanwhile.
-        found = [paging.ready.get(ready.session_id) for ready in chosen]
-        going = [ready for ready in found if ready is not None and self._may_go(ready)]
-        for ready in going:
-            paging.remove(ready.session_id)
-
+    async def _send(self, chosen: list[Ready], node_id: str, count: int) -> int:
+        # They stay queued until this is committed: who is given a frame meanwhile does not go, and whose activation
+        # comes after the move is refused.
         def operation(tx: Transaction) -> list[str]:
-            tx.load(ready.session_id for ready in going)
-            return [ready.session_id for ready in going if self._leave(tx, ready, node_id)]
+            tx.load(ready.session_id for ready in chosen)
+            left: list[str] = []
+            for ready in chosen:
+                if len(left) < count and self._leave(tx, ready, node_id):
+                    left.append(ready.session_id)
+            return left
 
-        left: list[str] = []
         try:
             left = await self._node.journal.submit(operation)
         except UnderstudyError as error:
             log.info("nothing goes to node %s: %s", node_id[:8], error)
-        for ready in going:
-            if ready.session_id not in left:
-                self._frames.assignments.queue(ready)
-        self._frames.dispatch()
+            return 0
+        for session_id in left:
+            self._frames.paging.remove(session_id)
         return len(left)
 
     def _leave(self, tx: Transaction, ready: Ready, node_id: str) -> bool:
@@ -94,6 +97,9 @@ class Sharing:
             return False  # what its process was at may go on here, unknown to a service that was restarted since
         begun = row.epoch > 0 or row.parent_id is not None or row.pruned_seq > 0  # a fork's files are its original's
         if begun and _is_bound(spec):
+            if len(self._bound) >= MOST_BOUND:
+                self._bound.clear()
+            self._bound.add(ready.session_id)
             return False
         return draining.leave(tx, row, self._node.homes.here, [node_id])
 

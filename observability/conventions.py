@@ -76,8 +76,10 @@ REQUEST_PARAMETERS = {
 """Attributes of a request by the parameter of chat completions that they tell."""
 
 USAGE_COST = "gen_ai.usage.cost"
-"""Not of the conventions, which have no name for money: what Langfuse and others read as a call's cost. Ours are in the
-currency of the price table, which has no name there either."""
+"""Not of the conventions, which have no name for money: what Langfuse and others read as a call's cost."""
+
+COST_CURRENCY = "understudy.cost.currency"
+"""By ISO 4217, as the price table says it."""
 
 PROVIDER = "openai"
 """`gen_ai.provider.name` of a call that nobody answered: the protocol's, as the gateway's."""

@@ -178,6 +178,8 @@ def _chat(event: ModelCallCompleted | ModelCallFailed, attributes: Attributes, e
 
 def _completed(event: ModelCallCompleted) -> ReadableSpan:
     attributes = _usage(event.usage)
+    if names.USAGE_COST in attributes and event.currency:
+        attributes[names.COST_CURRENCY] = event.currency
     for name, value in (
         (names.REQUEST_STREAM, event.first_chunk > 0),
         (names.RESPONSE_MODEL, event.response_model),

@@ -30,6 +30,7 @@ class Node:
     leaving: dict[str, int] = field(default_factory=dict)
     ending: set[str] = field(default_factory=set)
     heard: float = field(default_factory=lambda: time.monotonic())
+    joined: float = field(default_factory=lambda: time.monotonic())
     load: NodeLoad | None = None
     drain: DrainReport | None = None
 

@@ -17,10 +17,11 @@ ADOPT_SECONDS = 4.0
 
 
 class DrainReport(msgspec.Struct):
-    """A node is drained: why, and whether nothing is left there."""
+    """A node is drained: why, whether nothing is left there, and whether all services are about to stop."""
 
     reason: str
     finished: bool
+    stop: bool = False
 
 
 class NodeReport(msgspec.Struct):

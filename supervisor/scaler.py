@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from understudy.errors import UnderstudyError
 from understudy.identifiers import new_identifier
-from understudy.scaling import Scaling
+from understudy.scaling import SCALED_DOWN, Scaling
 from understudy.tasks import Tasks
 
 from .drains import Drains
@@ -19,15 +19,15 @@ from .scaling import Decision, Share, Sizing, shares
 
 log = logging.getLogger(__name__)
 
-SCALED_DOWN = "the load is low"
-"""The reason of a drain after which the node is given back."""
-
 DRAIN_SECONDS = 24 * 3600.0
 """Long: nothing is interrupted, or done again, only to save a node."""
 
 ASK_SECONDS = 10.0
 CHANGE = "change the nodes"
 """One at a time: a node is given up, given back or taken back."""
+
+REPORT_SECONDS = 15.0
+"""So long a node that has joined is waited for. One that can't report keeps nobody else waiting."""
 
 REPEAT_SECONDS = 30.0
 """So often a request is made again: Ray's head may have lost it."""
@@ -69,18 +69,23 @@ class Scaler:
 
     def look(self) -> None:
         """Decide anew. Nothing is waited for here."""
-        loads = [node.load for node in self._known.nodes.values() if node.load is not None]
-        if len(loads) < len(self._known.nodes):  # one has not reported yet
+        nodes, now = self._known.nodes.values(), time.monotonic()
+        if any(node.load is None and now - node.joined < REPORT_SECONDS for node in nodes):  # it has frames to spare
             return
+        if any(node.drain is not None and node.drain.stop for node in nodes):  # the services are about to stop
+            return
+        loads = [node.load for node in nodes if node.load is not None]
         for share in shares(loads):
             self._tasks.alone(f"share {share.giver}", self._share, share)
+        drained = [node for node in nodes if node.drain and node.drain.reason == SCALED_DOWN]
         if self._sizing is None:
+            if drained:  # by a supervisor before this one, which had other settings
+                self._tasks.alone(CHANGE, self._keep, [node.handle.node_id for node in drained])
             return
-        drained = [node for node in self._known.nodes.values() if node.drain and node.drain.reason == SCALED_DOWN]
         given_up = {node.handle.node_id for node in drained} | self._known.released.keys()
         if self._giving_up:
             given_up.add(self._giving_up)
-        decided = self._sizing.decide(loads, given_up, time.monotonic())
+        decided = self._sizing.decide(loads, given_up, now)
         self.wanted = decided.nodes
         if decided.give_up:
             self._tasks.alone(CHANGE, self._give_up, decided.give_up)
@@ -89,7 +94,13 @@ class Scaler:
         for node in drained if not decided.keep else ():
             if node.drain and node.drain.finished:
                 self._tasks.alone(CHANGE, self._release, node)
-        self._request(decided, len(self._known.nodes.keys() - given_up))
+        self._request(decided)
+
+    async def stop(self) -> None:
+        """Ask for no nodes any more: what was asked for would come, and stay, while nothing runs."""
+        if self._requested:
+            self._requested = []
+            await self._ask([])
 
     async def _share(self, share: Share) -> None:
         giver, taker = self._known.nodes.get(share.giver), self._known.nodes.get(share.taker)
@@ -145,18 +156,19 @@ class Scaler:
             self._known.released[node_id] = node.cpus
             self._end(node)
 
-    def _request(self, decided: Decision, count: int) -> None:
+    def _request(self, decided: Decision) -> None:
         """Ask for so many nodes in all, as long as there are fewer; then for none. What there is keeps itself: its
         services never rest to Ray. A request that named these nodes would keep those that shall go."""
-        more = decided.nodes - count - len(decided.keep)
+        more = decided.nodes - decided.serving - len(decided.keep)
         request: list[float] = []
         if more > 0:
+            # Of the smallest size: one of a group that is full, or of none, would be asked for in vain.
             nodes = [node.cpus for node in self._known.nodes.values()]
-            request = [*nodes, *self._known.released.values(), *([max(nodes)] * more)]
+            request = [*nodes, *self._known.released.values(), *([min(nodes)] * more)]
         now = time.monotonic()
         if request != self._requested or now - self._requested_at > REPEAT_SECONDS:
             if len(request) > len(self._requested):
-                log.warning("%d nodes are asked for, there are %d", decided.nodes, count)
+                log.warning("%d nodes are asked for, there are %d", decided.nodes, decided.serving)
             self._requested, self._requested_at = request, now
             self._tasks.spawn(self._ask(request))
 

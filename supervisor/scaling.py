@@ -89,11 +89,13 @@ class Decision:
 
     Attributes:
         nodes: how many there should be.
+        serving: how many there are that are not drained.
         keep: nodes to take back that were given up and are still there.
         give_up: a node to drain and then give back; empty for none.
     """
 
     nodes: int
+    serving: int
     keep: list[str] = field(default_factory=list)
     give_up: str = ""
 
@@ -133,11 +135,11 @@ class Sizing:
         wanted = max(self._scaling.least, min(self._wanted, max(self._scaling.most, count)))
         if wanted > count:
             self._low_since = None
-            return Decision(wanted, sorted(given_up)[: wanted - count])
+            return Decision(wanted, count, sorted(given_up)[: wanted - count])
         if given_up or short or not self._is_low(serving, now):  # one at a time
-            return Decision(wanted)
+            return Decision(wanted, count)
         self._changed, self._low_since = now, None
-        return Decision(count - 1, give_up=self._weakest(serving))
+        return Decision(count - 1, count, give_up=self._weakest(serving))
 
     def _short(self, serving: Sequence[NodeLoad]) -> int:
         """How many sessions have waited for long, and find no frame anywhere."""

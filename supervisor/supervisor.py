@@ -176,6 +176,7 @@ class Supervisor:
         self._known.stopped, self.state = True, "stopped"
         self._ready.clear()
         self._tasks.cancel()
+        await self._scaler.stop()
         try:
             await asyncio.wait_for(self._renew(0), 5.0)
         except Exception as error:

@@ -63,10 +63,10 @@ class KernelSource:
         self.asked.append(method)
         return await self.kernel.ask(method, session_id, *packed(arguments), new_identifier(), by)
 
-    async def drain(self, node_id: str, timeout: float) -> None:
+    async def drain(self, node_id: str, timeout: float, by: str = "") -> None:
         deadline = time.time_ns() // 1_000 + int(timeout * 1e6)
         nodes = [self.kernel.node_id, "another"]
-        await self.kernel.ask("begin_drains", [node_id], deadline, "asked for", False, nodes)
+        await self.kernel.ask("begin_drains", [node_id], deadline, f"asked for by {by}", False, nodes)
 
     async def undrain(self, node_id: str) -> bool:
         return bool(await self.kernel.ask("end_drains", [node_id]))

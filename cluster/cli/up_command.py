@@ -15,6 +15,9 @@ from .rendering import escape
 KEEP_SECONDS = 10.0
 """A model call waits 30 s for credentials that are missing: they must be back before."""
 
+GONE_SECONDS, GONE_LOOKS = 1.0, 15
+"""Services that are not found so often in a row were ended, and not only replaced."""
+
 
 @command
 def up(
@@ -54,8 +57,10 @@ def up(
                 )
             nodes = [service for service in services if service.role == "node"]
             print(f"the services run: a supervisor, {counted(len(nodes), 'node service')}", flush=True)
-        while keep and background.wait(cluster._connection.renew(timeout)):
-            time.sleep(KEEP_SECONDS)
+        gone = 0
+        while keep and gone < GONE_LOOKS:  # who replaces them ends them first
+            gone = 0 if background.wait(cluster._connection.renew(timeout)) else gone + 1
+            time.sleep(GONE_SECONDS if gone else KEEP_SECONDS)
     finally:
         cluster.close()
     return 0

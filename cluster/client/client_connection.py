@@ -86,7 +86,9 @@ class ClientConnection(ABC):
         """The processes of the cluster."""
 
     @abstractmethod
-    async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
+    async def drain(
+        self, node_id: str | None, timeout: float, *, wait: bool, stop: bool, by: str = ""
+    ) -> list[DrainInfo]:
         """See `Cluster.drain`."""
 
     @abstractmethod

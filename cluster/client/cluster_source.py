@@ -46,8 +46,8 @@ class ClusterSource:
         anything: Any = Any
         return await self._connection.change(anything, method, session_id, *arguments, by=by)
 
-    async def drain(self, node_id: str, timeout: float) -> None:
-        await self._connection.drain(node_id, timeout, wait=False, stop=False)
+    async def drain(self, node_id: str, timeout: float, by: str = "") -> None:
+        await self._connection.drain(node_id, timeout, wait=False, stop=False, by=by)
 
     async def undrain(self, node_id: str) -> bool:
         return await self._connection.undrain(node_id)

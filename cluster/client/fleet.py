@@ -78,7 +78,7 @@ class Source(Protocol):
         """A request that changes something (`Requests`), and who asks for it."""
         ...
 
-    async def drain(self, node_id: str, timeout: float) -> None:
+    async def drain(self, node_id: str, timeout: float, by: str = "") -> None:
         """Begin to drain a node; see `Cluster.drain`. Returns before it is done."""
         ...
 

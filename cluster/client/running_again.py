@@ -15,7 +15,7 @@ DID_NOT_COMPLETE = frozenset({"failed", "quarantined", "round_limit", "budget_ex
 """How runs end that are worth another try. Who cancelled one did not want it."""
 
 LOOKED_AT = 500
-AGAIN = re.compile(r"-again(?:-(\d+))?")
+AGAIN = re.compile(r"-again(?:-([2-9]|[1-9]\d+))?")
 
 
 def again_id(run_id: str) -> str:

@@ -115,7 +115,7 @@ class FleetRequests:
         if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds <= LONGEST_DRAIN:
             raise InvalidInput(f"a drain takes from 0 to {LONGEST_DRAIN} seconds")
         async with asyncio.timeout(ACT_SECONDS):
-            await self._source.drain(_node(request), float(seconds))
+            await self._source.drain(_node(request), float(seconds), self._identity(request))
         return json_answer({"done": True})
 
     async def undrain(self, request: Request) -> Response:

@@ -196,7 +196,9 @@ class LocalConnection(ClientConnection):
         roles = ["supervisor", "node", "gateway", *hosts, *await self._nodes.there(look())]
         return [ServiceInfo(role, os.getpid(), NODE, "") for role in roles]
 
-    async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
+    async def drain(
+        self, node_id: str | None, timeout: float, *, wait: bool, stop: bool, by: str = ""
+    ) -> list[DrainInfo]:
         """There is nobody to go on."""
         raise CannotDrain("a local cluster has one node", details={"nodes": [NODE]})
 

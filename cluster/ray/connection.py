@@ -258,12 +258,15 @@ class Connection(ClientConnection):
         service = find_actor(name)
         return pid_of(service) if service is not None else 0
 
-    async def drain(self, node_id: str | None, timeout: float, *, wait: bool, stop: bool) -> list[DrainInfo]:
+    async def drain(
+        self, node_id: str | None, timeout: float, *, wait: bool, stop: bool, by: str = ""
+    ) -> list[DrainInfo]:
         """See `Cluster.drain`."""
         nodes = await self._node_ids(None if stop else node_id)
         if node_id is None and not stop:
             raise CannotDrain("which node?", details={"nodes": nodes})
-        reason = f"{DRAIN_REASON} by {self.identity}" if self.identity else DRAIN_REASON
+        who = by or self.identity
+        reason = f"{DRAIN_REASON} by {who}" if who else DRAIN_REASON
         await self._supervise("drain", nodes, timeout, reason, stop, new_identifier())
         late = time.monotonic() + timeout + DRAIN_SPARE_SECONDS  # the deadline is by another machine's clock
         while True:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from understudy.config import Settings
-from understudy.errors import StorePasswordMissing, UnderstudyError
+from understudy.errors import StorePasswordMissing
 from understudy.redaction import know, passwords
 from understudy.secrets import STORE, Secrets, complete
 from understudy.telemetry import header_values
@@ -140,7 +140,7 @@ class SecretKeeper:
             if handle is None:
                 return None
             found: Any = await answered_within(settle(submitted(handle.secrets.remote)), ANSWER_SECONDS)
-        except (TimeoutError, AttributeError, UnderstudyError) as error:  # it has just died as well
+        except Exception as error:  # it has just died as well, or Ray's head is away
             log.info("%s does not tell the secrets: %s", name.partition("/")[0], error or "no answer")
             return None
         return found if isinstance(found, Secrets) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import delete, insert, select, update
@@ -10,6 +11,7 @@ from sqlalchemy import delete, insert, select, update
 from understudy import events
 from understudy.errors import CannotDrain
 from understudy.identifiers import home_of
+from understudy.scaling import SCALED_DOWN
 
 from ..db.session_row import SessionRow
 from ..db.statements import DRAIN, columns_of
@@ -50,7 +52,7 @@ def begin(
     tx: Transaction, node_id: str, deadline: int, *, reason: str, stop: bool = False, nodes: Collection[str] = ()
 ) -> None:
     """Have a node give its sessions away until `deadline` (microseconds UTC). Repeated, the earlier deadline holds, and
-    its reason: a node that is drained for longer because it has little to do may be taken back, for others it may not.
+    the first reason, unless that was the load: who drains it for another reason does not get it back when that rises.
 
     Args:
         nodes: those that have a service, if it is to be refused where it can't be; finished drains of others are
@@ -74,8 +76,9 @@ def begin(
         values = {"reason": reason, "stop": int(stop), "started_at": tx.now, "deadline": deadline, "finished_at": 0}
         tx.connection.execute(insert(DRAIN).values(namespace=tx.namespace, node_id=node_id, **values))
     else:
-        sooner, said = min((known.deadline, known.reason), (deadline, reason), key=lambda item: item[0])
-        changed = {"deadline": sooner, "reason": said, "stop": max(int(stop), known.stop)}
+        changed: dict[str, Any] = {"deadline": min(deadline, known.deadline), "stop": max(int(stop), known.stop)}
+        if known.reason == SCALED_DOWN:
+            changed["reason"] = reason
         tx.connection.execute(update(DRAIN).where(*where).values(**changed))
 
 

@@ -369,7 +369,8 @@ async def test_a_node_is_drained_and_taken_back_from_its_page(tmp_path: Path) ->
             await page.get_by_label("Seconds that they have").fill("60")
             await page.get_by_role("dialog").get_by_role("button", name="Drain").click()
             await expect(node).to_contain_text(re.compile("drain(ing|ed)"))
-            assert [drain["node_id"] for drain in await kernel.ask("read", "drains", [], {})] == [kernel.node_id]
+            (drain,) = await kernel.ask("read", "drains", [], {})
+            assert (drain["node_id"], drain["reason"]) == (kernel.node_id, "asked for by console")
             await node.get_by_role("button", name="Undrain").click()
             await page.get_by_role("button", name="Take it back").click()
             await expect(node).to_contain_text("in use")

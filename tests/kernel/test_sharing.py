@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from understudy.scaling import SCALED_DOWN
+from understudy.store.db.engine import now
+from understudy.store.operations import draining
 from understudy.testing.offline import OfflineServer
 
 from . import kernel as k
@@ -128,3 +132,42 @@ async def test_who_is_given_away_twice_goes_once(postgres: str, server: OfflineS
         await nodes.end("busy")
         assert activations(await a.events("s")) == [("a", "moved")]
         assert server.stats.requests == 3
+
+
+@pytest.mark.thorough
+async def test_who_stays_keeps_the_turn(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given two sessions that wait and can't go, and one behind them that can, when one shall be given away, then it is
+    that one, and the others wait in the same order, and for as long as before."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        _, b = nodes.kernels
+        own = k.spec(workspace=str(tmp_path))
+        for name in ("first", "second"):
+            await b.run(name, own)
+        paging = b.service.frames.paging
+        async with occupied(b, tmp_path):
+            for name in ("first", "second"):
+                await b.send(name, run_id="again")
+            since = paging.ready_since("")
+            await b.spawn("new", k.spec())
+            await b.send("new")
+            assert await give(nodes, 1) == 1
+            assert (await nodes.end("new"))["status"] == "completed"
+            assert (list(paging.ready), paging.ready_since("")) == (["first", "second"], since)
+            assert await give(nodes, 1) == 0
+        for name in ("first", "second"):
+            assert (await nodes.end(name, "again"))["status"] == "completed"
+
+
+@pytest.mark.thorough
+async def test_who_drains_a_node_that_is_given_back_is_remembered(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a node that is drained because the load is low, when somebody drains it, too, then their reason is the
+    drain's: it is not taken back when the load rises."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        for reason in (SCALED_DOWN, "its machine goes", SCALED_DOWN):
+            await a.service.journal.submit(partial(draining.begin, node_id="b", deadline=now() + 1, reason=reason))
+        await nodes.tell()
+        assert b.service.homes.drain is not None
+        assert b.service.homes.drain.reason == "its machine goes"

@@ -63,10 +63,10 @@ def held_commit(node: k.Kernel) -> tuple[asyncio.Event, asyncio.Event]:
     point, send = node.point, node.service.sharing._send
     giving = False
 
-    async def sent(chosen: list[Ready], node_id: str) -> int:
+    async def sent(chosen: list[Ready], node_id: str, count: int) -> int:
         nonlocal giving
         giving = True
-        return await send(chosen, node_id)
+        return await send(chosen, node_id, count)
 
     async def holding(label: str, worker: k.Worker | None) -> None:
         nonlocal giving
@@ -221,11 +221,11 @@ async def test_a_tool_in_a_process_of_its_own_keeps_its_session(
     runner.gate.clear()
     send, held, let_go = Sharing._send, asyncio.Event(), asyncio.Event()
 
-    async def sent(self: Sharing, chosen: list[Ready], node_id: str) -> int:
+    async def sent(self: Sharing, chosen: list[Ready], node_id: str, count: int) -> int:
         if chosen[0].session_id == "s":
             held.set()
             await let_go.wait()
-        return await send(self, chosen, node_id)
+        return await send(self, chosen, node_id, count)
 
     with patch.object(sharing, "AT_ONCE", 1), patch.object(Sharing, "_send", sent):
         async with cluster(postgres, server, tmp_path, "a", "b", runner=runner) as nodes:

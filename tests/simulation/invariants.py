@@ -30,12 +30,12 @@ from understudy.events import (
     ToolStarted,
 )
 from understudy.records import LEASE_SECONDS, ModelRequest
+from understudy.scaling import SCALED_DOWN
 from understudy.store.check.check import check
 from understudy.store.db.session_row import SessionRow
 from understudy.store.db.statements import EVENT, QUESTION, SESSION, TOOL_CALL
 from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
-from understudy.supervisor.scaler import SCALED_DOWN
 
 from . import approvals, deaths, delegating
 from .executed import Executed

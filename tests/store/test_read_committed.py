@@ -16,7 +16,6 @@ from understudy.store.operations import activation, code, draining, timers, wake
 from understudy.store.reads import queries
 from understudy.store.transaction import Transaction
 from understudy.store.upkeep import retention
-from understudy.supervisor.scaler import SCALED_DOWN
 
 from ..processes.test_store_faults import PATIENCE, eventually
 from .test_store import FRAME, MINUTE, Store, opened
@@ -213,15 +212,3 @@ async def test_a_late_end_of_a_drain_does_not_end_the_next(store: str) -> None:
         assert not db.read(queries.drains)[0].finished_at
         await db.do(draining.finish, "node-1", second)
         assert db.read(queries.drains)[0].finished_at
-
-
-async def test_who_drains_a_node_that_is_given_back_is_heeded(db: Store) -> None:
-    """Given a node that is drained since the load is low, which may be taken back, when somebody else drains it too,
-    then their reason counts: the supervisor takes that drain back no more."""
-    await db.do(draining.begin, "node-1", 1 << 60, reason=SCALED_DOWN)
-    await db.do(draining.begin, "node-1", 50, reason="the cluster will end the node")
-    [row] = db.read(queries.drains)
-    assert (row.deadline, row.reason) == (50, "the cluster will end the node")
-    await db.do(draining.begin, "node-1", 1 << 60, reason=SCALED_DOWN)
-    [row] = db.read(queries.drains)
-    assert row.reason == "the cluster will end the node"

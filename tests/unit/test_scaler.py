@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from understudy.scaling import Scaling
+from understudy.scaling import SCALED_DOWN, Scaling
 from understudy.supervisor.pool import Demand
 from understudy.supervisor.ports import DrainReport
-from understudy.supervisor.scaler import SCALED_DOWN
 
 from .test_membership import PATIENCE, Machinery, Node, supervised
 
@@ -105,3 +104,46 @@ async def test_what_a_person_drains_is_not_given_back(monkeypatch: pytest.Monkey
         asked = found.nodes["b"].asked
         await found.nodes["b"].until(lambda: found.nodes["b"].asked > asked + 5)
         assert found.abandoned == []
+
+
+async def test_a_node_that_a_person_drains_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given two nodes at least and a person who drains one of them, then a third one is asked for."""
+    found = Machinery("a", "b")
+    found.nodes["a"].demand = BUSY
+    found.nodes["b"].drain = DrainReport("a person says so", False)
+    async with supervised(found, monkeypatch, Scaling(2, 2, up_after=0.05, down_after=60.0)):
+        await until_asked(found, 3)
+
+
+async def test_services_that_stop_keep_their_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a node that is being given back, when all services are about to stop, then no drain is taken back and
+    nothing is asked for; and what was asked for before is not any more once they have stopped."""
+    found = Machinery("a", "b")
+    for node in found.nodes.values():
+        node.demand = RESTING
+    async with supervised(found, monkeypatch, QUICK):
+        assert await until_drained(found) == "b"
+        for node in found.nodes.values():
+            node.drain = DrainReport("a person says so", False, stop=True)
+        asked = found.nodes["b"].asked
+        await found.nodes["b"].until(lambda: found.nodes["b"].asked > asked + 20)
+        assert list(found.drains) == ["b"]
+
+
+async def test_a_stop_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given nodes that were asked for and have not come, when the supervisor stops, then none is asked for."""
+    found = Machinery("a")
+    found.nodes["a"].demand = BUSY
+    async with supervised(found, monkeypatch, QUICK):
+        await until_asked(found, 4)
+    assert found.nodes_asked_for[-1] == 0
+
+
+async def test_without_limits_what_was_given_up_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a node that a supervisor before this one drained to give it back, when the number of nodes does not follow
+    the load any more, then that drain is taken back."""
+    found = Machinery("a", "b")
+    found.drains["b"] = {"node_id": "b", "deadline": 0, "reason": SCALED_DOWN}
+    found.nodes["b"].drain = DrainReport(SCALED_DOWN, True)
+    async with supervised(found, monkeypatch):
+        await found.nodes["b"].until(lambda: not found.drains)
