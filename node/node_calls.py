@@ -192,9 +192,9 @@ class NodeCalls(ABC):
             stays=node.commands.any_at_work,
         )  # fmt: skip
 
-    async def give(self, count: int, node_id: str) -> int:
+    async def give(self, count: int, node_id: str, request_id: str) -> int:
         """See `Sharing.give`."""
-        return await (await self._node()).sharing.give(count, node_id)
+        return await (await self._node()).sharing.give(count, node_id, request_id)
 
     async def share_rates(self, shares: RateShares) -> RateReport | None:
         """See `NodeRates.share`."""

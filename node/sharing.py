@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
+from typing import Any
 
 from understudy.errors import UnderstudyError
 from understudy.placement import is_scarce
-from understudy.store.db.session_row import SessionRow
 from understudy.store.operations import draining
 from understudy.store.transaction import Transaction
 
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 AT_ONCE = 16
 """Sessions that leave in one transaction."""
 
+REMEMBERED = 100
+"""So many requests are known when they come again, which they do within seconds."""
+
 MOST_BOUND = 10_000
 """So many sessions are remembered that stay because of their files: they need not be read again each time."""
 
@@ -30,8 +34,8 @@ class Sharing:
     """Gives ready sessions away. Those that stay keep their turn.
 
     Guarantees: a session that goes is in no frame, and no tool and no model call of it is under way, so nothing is
-    interrupted or done again. One that may have files here stays: a workspace is a directory of its node, unless
-    nothing of its tree has begun.
+    interrupted or done again. One that may have something here that it comes back to stays, unless nothing of its tree
+    has begun: a workspace is a directory of its node, and an MCP server a process.
     """
 
     def __init__(
@@ -44,9 +48,19 @@ class Sharing:
         self._tasks = tasks
         self._tool_servers = tool_servers
         self._bound: set[str] = set()
+        self._given: OrderedDict[str, int] = OrderedDict()
 
-    async def give(self, count: int, node_id: str) -> int:
-        """Have up to `count` sessions go to a node, those that have waited longest; returns how many did."""
+    async def give(self, count: int, node_id: str, request_id: str) -> int:
+        """Have up to `count` sessions go to a node, those that have waited longest; returns how many did.
+
+        Args:
+            request_id: the same when it is asked again: then no others go.
+        """
+        if request_id in self._given:
+            return self._given[request_id]
+        self._given[request_id] = 0
+        while len(self._given) > REMEMBERED:
+            self._given.popitem(last=False)
         homes = self._node.homes
         if not self._node.activates or homes.is_drained or node_id == homes.here or node_id not in homes.available:
             return 0
@@ -54,6 +68,7 @@ class Sharing:
         moved = 0
         for start in range(0, len(chosen), AT_ONCE):
             moved += await self._send(chosen[start : start + AT_ONCE], node_id, count - moved)
+            self._given[request_id] = moved
             if moved >= count:
                 break
         return moved
@@ -92,14 +107,23 @@ class Sharing:
         row = tx.find(ready.session_id)
         if row is None or row.frame_id is not None or row.wait is not None or ready.epoch not in (0, row.epoch):
             return False
-        if not self._is_portable(tx, row):
+        spec = self._specifications.within(tx, row.session_id)
+        if row.calls_open and (row.redone or spec.get("mcp_servers")):
+            return False  # what its process was at may go on here, unknown to a service that was restarted since
+        begun = row.epoch > 0 or row.parent_id is not None or row.pruned_seq > 0  # a fork's files are its original's
+        if begun and _is_bound(spec):
             if len(self._bound) >= MOST_BOUND:
                 self._bound.clear()
             self._bound.add(ready.session_id)
             return False
         return draining.leave(tx, row, self._node.homes.here, [node_id])
 
-    def _is_portable(self, tx: Transaction, row: SessionRow) -> bool:
-        if row.epoch == 0 and row.parent_id is None:
-            return True
-        return self._specifications.within(tx, row.session_id)["workspace"] is None
+
+def _is_bound(spec: dict[str, Any]) -> bool:
+    """Whether an agent may leave something on its node that it comes back to: files, its sub-agents' or those of the
+    agents that it may hand off to, or what an MCP server remembers for its session or tree."""
+    servers = spec.get("mcp_servers") or ()
+    if spec.get("workspace") is not None or any(one["command"] and one["share"] != "node" for one in servers):
+        return True
+    others = (*(spec.get("agents") or {}).values(), *(spec.get("handoffs") or {}).values())
+    return any(map(_is_bound, others))

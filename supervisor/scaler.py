@@ -108,7 +108,7 @@ class Scaler:
             return
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                moved = await giver.handle.call("give", share.count, share.taker)
+                moved = await giver.handle.call("give", share.count, share.taker, new_identifier())
         except (UnderstudyError, TimeoutError) as error:
             log.info("node %s gives nothing away: %s", share.giver[:8], error)
             return

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from understudy.identifiers import new_identifier
 from understudy.scaling import SCALED_DOWN
 from understudy.store.db.engine import now
 from understudy.store.operations import draining
@@ -51,7 +52,7 @@ async def occupied(node: k.Kernel, directory: Path) -> AsyncIterator[None]:
 
 async def give(nodes: Nodes, count: int = 10, giver: int = 1, taker: str = "a") -> int:
     """Have a node give sessions away, as its supervisor does."""
-    return await nodes.kernels[giver].call("give", count, taker)  # type: ignore[no-any-return]
+    return await nodes.kernels[giver].call("give", count, taker, new_identifier())  # type: ignore[no-any-return]
 
 
 @pytest.mark.thorough
@@ -171,3 +172,19 @@ async def test_who_drains_a_node_that_is_given_back_is_remembered(
         await nodes.tell()
         assert b.service.homes.drain is not None
         assert b.service.homes.drain.reason == "its machine goes"
+
+
+@pytest.mark.thorough
+async def test_a_request_to_give_that_is_repeated_is_one(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given three sessions that wait, when one shall be given away and that request comes three times, then one goes,
+    and each answer says so."""
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        _, b = nodes.kernels
+        async with occupied(b, tmp_path):
+            for name in ("one", "two", "three"):
+                await b.spawn(name, k.spec())
+                await b.send(name)
+            assert [await b.call("give", 1, "a", "request") for _ in range(3)] == [1, 1, 1]
+            assert list(b.service.frames.paging.ready) == ["two", "three"]
+        for name in ("one", "two", "three", "busy"):
+            assert (await nodes.end(name))["status"] == "completed"

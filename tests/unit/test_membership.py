@@ -60,7 +60,7 @@ class Node:
         self.refusals: list[UnderstudyError] = []
         self.changed = asyncio.Event()
         self.machinery: Any = None
-        self.given: list[tuple[int, str]] = []
+        self.given: list[tuple[Any, ...]] = []
 
     @property
     def nodes(self) -> list[str]:
