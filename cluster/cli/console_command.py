@@ -18,12 +18,14 @@ PROXY_VARIABLE = "UNDERSTUDY_CONSOLE_PROXY_SECRET"
 
 @command
 def console(
-    host: Annotated[str, typer.Option(help="Where to listen; others than this machine need a token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Where to listen; beyond loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65_535)] = 8484,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help=f"Who has this token may act, not only read. Or {TOKEN_VARIABLE}.", exists=True, dir_okay=False
+            help=f"A file with the token that lets its holder act, not only read. Or {TOKEN_VARIABLE}.",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
     users_file: Annotated[
@@ -35,7 +37,7 @@ def console(
             dir_okay=False,
         ),
     ] = None,
-    identity_header: Annotated[str, typer.Option(help="In which a proxy that logs people in says who it is.")] = "",
+    identity_header: Annotated[str, typer.Option(help="Header in which a proxy passes on who has logged in.")] = "",
     proxy_secret_file: Annotated[
         Path | None,
         typer.Option(
@@ -76,7 +78,7 @@ def console(
         handle, found = background.wait(serving.start(settings, binding, detached=detach))
         told = {**found, "acts": binding.knows_people}
         print_json(told) if json else print(
-            f"{found['url']}  ({'with a token, it acts' if told['acts'] else 'it only reads'})", flush=True
+            f"{found['url']}  ({'with a token, it acts' if told['acts'] else 'read-only'})", flush=True
         )
         if open:
             typer.launch(found["url"])

@@ -84,7 +84,13 @@ def examine(store: str | None) -> list[Check]:
     except UnderstudyError as error:
         return [*checks, Check("ray", False, error.message, error.hint)]
     if address is None:
-        checks.append(Check("ray", True, f"{RAY_VERSION}; none runs, the first command starts one"))
+        checks.append(
+            Check(
+                "ray",
+                True,
+                f"{RAY_VERSION}; none runs; `understudy up` or `run` starts one",
+            )
+        )
         return checks
     checks.append(_guarded("ray", lambda: f"{RAY_VERSION} at {connect_ray(address)}"))
     if checks[-1].ok:
@@ -182,7 +188,7 @@ def _services(settings: Settings) -> list[Check]:
     try:
         handle = supervisor_handle(settings)
         if handle is None:
-            return [Check("services", True, "none run; the first command starts them")]
+            return [Check("services", True, "none run; `understudy up` or `run` starts them")]
         version = background.wait(answered_within(version_of(handle), ANSWER_SECONDS))
         if version != VERSION:
             raise mismatch(version)

@@ -6,8 +6,10 @@ import time
 from typing import Annotated
 
 import typer
+from sqlalchemy import text
 
-from understudy.config import kept_settings
+from understudy.config import Settings, kept_settings
+from understudy.store.db.engine import Database
 
 from .command import Json, Store, command, connecting, counted, errors, print_json
 from .rendering import escape
@@ -30,8 +32,9 @@ def up(
 ) -> int:
     """Start the services unless they run, wait until they serve, and give them this environment's model key.
 
-    Services of another version are ended and started anew: in good order as far as that takes no longer than --timeout.
-    So are, with --keep, those that were started with other settings than this environment says; without, it is told.
+    Services of another version are replaced: in good order, unless that takes longer than --timeout. With --keep, so
+    are services that were started with other settings than this environment has; without it, the difference is
+    printed.
     Unfinished runs go on from then on. With --keep it stays until somebody ends the services (`understudy down`,
     `understudy drain --stop`; exit code 0), and fails when they or Ray can't be reached: whoever started it starts
     it again.
@@ -41,6 +44,7 @@ def up(
     from ..ray.replacing import replace_others
 
     with connecting(start=True):
+        _open_store(Settings.from_environment(store=store).store)
         replaced = replace_others(store, timeout, of_other_settings=keep)
         cluster = Cluster.connect(store, timeout=timeout)
     try:
@@ -64,3 +68,19 @@ def up(
     finally:
         cluster.close()
     return 0
+
+
+def _open_store(dsn: str) -> None:
+    """Find out whether the store lets this environment in: with a wrong password no services that work are ended.
+
+    Raises:
+        StoreUnreachable: it does not, or gives no answer.
+    """
+    if dsn.startswith("sqlite"):  # a file, which may not be there yet
+        return
+    store = Database(dsn)
+    try:
+        with store.read() as connection:
+            connection.execute(text("SELECT 1"))
+    finally:
+        store.close()

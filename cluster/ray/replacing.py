@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from sqlalchemy import text
-
 from understudy.config import Settings
 from understudy.errors import ClusterUnreachable
-from understudy.store.db.engine import Database
 
 from ..client import background
 from .connection import Connection
@@ -34,7 +31,6 @@ def replace_others(store: str | None, timeout: float, *, of_other_settings: bool
     Raises:
         VersionMismatch: Ray's nodes have another version than this process; nothing was ended.
         ClusterUnreachable: the supervisor lives and gives no answer; nothing was ended.
-        StoreUnreachable: those that are to be started could not open the store; nothing was ended.
     """
     settings = Settings.from_environment(store=store)
     address = running_address()
@@ -66,17 +62,6 @@ async def _replace(connection: Connection, timeout: float, of_other_settings: bo
         await connection.hand_over()
         reasons = await connection.different_settings()
     if reasons:
-        await asyncio.to_thread(_open_store, connection.settings)
         log.warning("the services are replaced: %s", "; ".join(reasons))
         await connection.end(timeout if answers else 0.0)
     return reasons
-
-
-def _open_store(settings: Settings) -> None:
-    """Find out whether the store lets this environment's services in: a wrong password must end nothing."""
-    store = Database(settings.store)
-    try:
-        with store.read() as connection:
-            connection.execute(text("SELECT 1"))
-    finally:
-        store.close()

@@ -270,7 +270,7 @@ async def test_a_page_tells_of_restarted_services_and_of_what_it_leaves_out(
         await kernel.run("s", k.spec(""))
         listed = page.get_by_role("table", name="All sessions").locator("tbody tr")
         await expect(listed).to_have_count(1, timeout=20_000)
-        await expect(page.locator("th", has_text="Tokens in all").first).to_be_visible()
+        await expect(page.locator("th", has_text="Total tokens").first).to_be_visible()
         source.pid = 2
         told = page.locator(".incidents li")
         await expect(told).to_have_count(2)

@@ -11,7 +11,7 @@ export function link(session, ...content) {
   return h("a", { href: `#/session/${encodeURIComponent(session)}`, title: session }, ...content);
 }
 
-const HEADS = { Tokens: "Tokens in all", Cost: "Cost in all", Ended: "Last run" };
+const HEADS = { Tokens: "Total tokens", Cost: "Total cost", Ended: "Last run" };
 
 export function makeRow(row, columns) {
   const cells = columns.map((name) => h("td", { class: `c-${name.toLowerCase()}` }));

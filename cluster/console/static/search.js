@@ -68,7 +68,7 @@ export class Search {
       if (turn !== this.turn) return;
       this.rows = anew ? found.rows : [...this.rows, ...found.rows];
       this.next = found.next;
-      text(this.none, this.rows.length ? "" : this.next ? "None among those looked at so far." : this.filters.query ? "No session is like that." : "There is no session yet.");
+      text(this.none, this.rows.length ? "" : this.next ? "No sessions match among those searched so far." : this.filters.query ? "No sessions match." : "There are no sessions yet.");
     } catch (error) {
       if (turn !== this.turn) return;
       text(this.none, error.message);
