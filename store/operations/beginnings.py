@@ -168,8 +168,9 @@ def accept(
          "status": "queued", "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now,
          "request_id": request_id, "sampled": None if sampled is None else int(sampled)},
     )  # fmt: skip
+    by = tx.by if source == "client" else ""  # a request may have ended what an agent, a timer or a command waits for
     event = events.RunAccepted(
-        run_id=run_id, trace_id=trace_id, sampled=sampled, source=source, parent_span_id=parent_span_id, by=tx.by
+        run_id=run_id, trace_id=trace_id, sampled=sampled, source=source, parent_span_id=parent_span_id, by=by
     )
     tx.append(row, event)
     payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}

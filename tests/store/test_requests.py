@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from understudy.cluster.ray.connection import Connection
 from understudy.config import ModelProfile, Settings
@@ -419,3 +420,24 @@ async def test_reads_change_nothing(kernel: k.Kernel, tmp_path: Path) -> None:
             await kernel.ask("read", what, ["s"], {})
         assert (await kernel.ask("watch", "client", {"s": {"after": 0}}, 1.0))["events"]
     assert rows() == before
+
+
+@pytest.mark.conformance
+async def test_only_a_clients_input_names_who_asked(store: str) -> None:
+    """Given a person's request from which an input of a timer follows in the same transaction, then that names nobody;
+    the input that the person sends names them."""
+
+    def operation(tx: Any, source: str) -> None:
+        tx.by = "anna"
+        beginnings.accept(tx, "s", source, "go", source=source)
+
+    async with opened(store) as db:
+        await db.own()
+        await db.create("s")
+        for source in ("client", "timer"):
+            await db.do(operation, source)
+        statement = text("SELECT body FROM event WHERE type = 'run_accepted' ORDER BY seq")
+        with db.database.read() as connection:
+            bodies = list(connection.execute(statement).scalars())
+    accepted = [json.loads(body) if isinstance(body, str) else body for body in bodies]
+    assert [(data["source"], data["by"]) for data in accepted] == [("client", "anna"), ("timer", "")]
