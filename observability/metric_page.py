@@ -41,7 +41,7 @@ CONVENTIONS = {
     "gen_ai_provider_name": "`openai`, `anthropic`: whose protocol the endpoint speaks",
     "gen_ai_request_model": "the model that was asked for",
     "gen_ai_response_model": "the model as the answer names it; empty without one",
-    "gen_ai_token_modality": "`unknown`: tokens of text, images and audio are not told apart",
+    "gen_ai_token_modality": "`unknown`: tokens of text, images and audio are not distinguished",
     "gen_ai_agent_name": "the agent's name",
     "gen_ai_tool_name": "the tool's name",
     "gen_ai_tool_type": "`function`",
