@@ -14,19 +14,16 @@ import psutil
 import uvicorn
 from harness import Bench, Limit, Row, median
 from playwright.async_api import Browser, async_playwright
-from scrape import FEW, LEASE, add_sessions
+from scrape import FEW, add_sessions, one_service
 
 from understudy.cluster.client.results import ServiceInfo
 from understudy.cluster.console.access import Binding
 from understudy.cluster.console.application import application
-from understudy.gateway.gateway import Gateway
-from understudy.gateway.gateway_calls import GatewayCalls
 from understudy.identifiers import new_identifier
-from understudy.node.basis import NodeConfig
 from understudy.node.node_service import NodeService
 from understudy.node.requests import Requests
 from understudy.protocol import unpacked
-from understudy.store.operations import activation, beginnings
+from understudy.store.operations import beginnings
 
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
 CHANGE_SECONDS = 0.1
@@ -63,26 +60,14 @@ async def _measure(bench: Bench) -> list[Row]:
         bench.say("there is no Chromium: the console's page is not measured")
         return []
     many = bench.some(10_000, 500)
-    config = NodeConfig(
-        f"sqlite:///{bench.directory}/page.db", "bench", "node", "node", span_directory=str(bench.directory)
-    )
-    service = NodeService(config, GatewayCalls(Gateway()))
-    await service.start()
-    try:
-        service.journal.generation = await service.journal.submit(
-            lambda tx: activation.acquire(tx, "bench", LEASE, may_take=lambda _: True)
-        )
-        service.homes.nodes = ["node"]
-        async with async_playwright() as playwright:
-            browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-            await add_sessions(service, 0, FEW)
-            few = await _looked_at(service, browser, bench, FEW)
-            await add_sessions(service, FEW, many)
-            bench.say(f"{many} sessions are there")
-            found = await _looked_at(service, browser, bench, many)
-            await browser.close()
-    finally:
-        await service.close()
+    async with one_service(bench, "page") as service, async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        await add_sessions(service, 0, FEW)
+        few = await _looked_at(service, browser, bench, FEW)
+        await add_sessions(service, FEW, many)
+        bench.say(f"{many} sessions are there")
+        found = await _looked_at(service, browser, bench, many)
+        await browser.close()
     what, beside = f"{many:,} sessions", f"{FEW} sessions"
     return [
         Row("page", f"{name}, {what}", found[name], unit, few[name], beside, limit)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from commits import Worker
@@ -29,11 +31,11 @@ def scrape(bench: Bench) -> list[Row]:
     return asyncio.run(_measure(bench))
 
 
-async def _measure(bench: Bench) -> list[Row]:
-    many, number = bench.some(10_000, 500), bench.some(50, 10)
-
+@asynccontextmanager
+async def one_service(bench: Bench, name: str) -> AsyncIterator[NodeService]:
+    """A node service that owns a new store of this name."""
     config = NodeConfig(
-        f"sqlite:///{bench.directory}/scrape.db", "bench", "node", "node", span_directory=str(bench.directory)
+        f"sqlite:///{bench.directory}/{name}.db", "bench", "node", "node", span_directory=str(bench.directory)
     )
     service = NodeService(config, GatewayCalls(Gateway()))
     await service.start()
@@ -42,14 +44,20 @@ async def _measure(bench: Bench) -> list[Row]:
             lambda tx: activation.acquire(tx, "bench", LEASE, may_take=lambda _: True)
         )
         service.homes.nodes = ["node"]
+        yield service
+    finally:
+        await service.close()
+
+
+async def _measure(bench: Bench) -> list[Row]:
+    many, number = bench.some(10_000, 500), bench.some(50, 10)
+    async with one_service(bench, "scrape") as service:
         await service.projection.adoption.look()  # what it shows is there from the start
         await add_sessions(service, 0, FEW)
         few_series, few_times, few_count = await _scraped(service, number)
         await add_sessions(service, FEW, many)
         bench.say(f"{many} sessions are there")
         series, times, count = await _scraped(service, number)
-    finally:
-        await service.close()
     what, beside = f"{many:,} sessions", f"{FEW} sessions"
     return [
         Row("scrape", f"series, {what}", series, "", few_series, beside, Limit(1.0, of_ratio=True)),

@@ -246,6 +246,10 @@ class Paging:
                 found.append((best, ready))
         return found
 
+    def states(self) -> Counter[str]:
+        """How many frames are in each state. May be called in any thread."""
+        return Counter(slot.state for slot in list(self.slots.values()))
+
     def demand(self) -> dict[str, Demand]:
         """Per placement: ready sessions without a frame, and frames acting, waiting and standing by."""
         found = {name: Demand(len(turns)) for name, turns in self._turns.items()}

@@ -7,7 +7,6 @@ once by whoever asks; docs/guarantees.md says of each request why its repetition
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -345,7 +344,7 @@ class Requests:
     async def load(self) -> NodeLoad:
         """What this node service has to do, as its metrics have it (`shown`)."""
         paging, supply = self._node.frames.paging, self._node.frames.supply
-        states = Counter(slot.state for slot in paging.slots.values())
+        states = paging.states()
         memory = supply.measured
         measured = (memory.free, memory.total, memory.frame) if memory is not None else ()
         return NodeLoad(

@@ -12,6 +12,7 @@ from understudy.store.operations import draining
 from understudy.store.transaction import Transaction
 
 from .basis import NodeBasis
+from .draining import AT_ONCE
 from .frames import Frames
 from .paging import Ready
 from .specifications import Specifications
@@ -19,9 +20,6 @@ from .tool_servers import ToolServers
 from .tool_tasks import ToolTasks
 
 log = logging.getLogger(__name__)
-
-AT_ONCE = 16
-"""Sessions that leave in one transaction."""
 
 REMEMBERED = 100
 """So many requests are known when they come again, which they do within seconds."""

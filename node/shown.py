@@ -92,10 +92,8 @@ def _service(paging: Paging, supply: Supply, calls: Calls) -> dict[str, Callable
     process = psutil.Process(os.getpid())
 
     def by_state() -> Values:
-        found: dict[tuple[str, ...], float] = {("acting",): 0.0, ("waiting",): 0.0, ("standby",): 0.0}
-        for slot in list(paging.slots.values()):
-            found[(slot.state,)] += 1
-        return found
+        found = paging.states()
+        return {(state,): float(found[state]) for state in ("acting", "waiting", "standby")}
 
     def frames_memory() -> Values:
         measured = [slot for slot in list(paging.slots.values()) if not is_scarce(slot.placement)]

@@ -40,9 +40,6 @@ class Scaler:
     Args:
         end: ends the services of a node that is drained, which is not welcome from then on.
         scaling: None where the number of nodes does not follow the load; then sessions only move.
-
-    Attributes:
-        wanted: how many nodes there should be; 0 where that is not decided here.
     """
 
     def __init__(
@@ -59,7 +56,6 @@ class Scaler:
         self._requested: list[float] = []
         self._requested_at = 0.0
         self._giving_up = ""
-        self.wanted = 0
 
     def begin(self, own: str) -> None:
         """A term begins: nothing was decided yet, and what a supervisor before this one has asked for is void."""
@@ -86,7 +82,6 @@ class Scaler:
         if self._giving_up:
             given_up.add(self._giving_up)
         decided = self._sizing.decide(loads, given_up, now)
-        self.wanted = decided.nodes
         if decided.give_up:
             self._tasks.alone(CHANGE, self._give_up, decided.give_up)
         elif decided.keep:

@@ -8,11 +8,9 @@ from understudy.errors import SessionClosed, UnknownRun
 from understudy.identifiers import digest, identifier_problem
 from understudy.protocol import Input
 from understudy.reads import RunRecord, RunSummary
+from understudy.records import FAILED_STATUSES
 
 from .fleet import Source
-
-DID_NOT_COMPLETE = frozenset({"failed", "quarantined", "round_limit", "budget_exceeded"})
-"""How runs end that are worth another try. Who cancelled one did not want it."""
 
 LOOKED_AT = 500
 AGAIN = re.compile(r"-again(?:-([2-9]|[1-9]\d+))?")
@@ -55,7 +53,7 @@ async def run_again(
     wanted = next((run for run in runs if run.run_id == last), None)
     if wanted is None:
         raise UnknownRun(f"the latest runs have no {last!r}" if last else "it has no run", session_id=session_id)
-    if wanted.status not in DID_NOT_COMPLETE:
+    if wanted.status not in FAILED_STATUSES:
         return None
     ended = [run.run_id for run in runs if run.finished_at == wanted.finished_at]  # in one transaction
     begun = False
