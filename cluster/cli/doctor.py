@@ -84,13 +84,7 @@ def examine(store: str | None) -> list[Check]:
     except UnderstudyError as error:
         return [*checks, Check("ray", False, error.message, error.hint)]
     if address is None:
-        checks.append(
-            Check(
-                "ray",
-                True,
-                f"{RAY_VERSION}; none runs; `understudy up` or `run` starts one",
-            )
-        )
+        checks.append(Check("ray", True, f"{RAY_VERSION}; none runs; `understudy up` or `run` starts one"))
         return checks
     checks.append(_guarded("ray", lambda: f"{RAY_VERSION} at {connect_ray(address)}"))
     if checks[-1].ok:

@@ -34,10 +34,9 @@ def up(
 
     Services of another version are replaced: in good order, unless that takes longer than --timeout. With --keep, so
     are services that were started with other settings than this environment has; without it, the difference is
-    printed.
-    Unfinished runs go on from then on. With --keep it stays until somebody ends the services (`understudy down`,
-    `understudy drain --stop`; exit code 0), and fails when they or Ray can't be reached: whoever started it starts
-    it again.
+    printed. Unfinished runs go on from then on. With --keep it stays until somebody ends the services
+    (`understudy down`, `understudy drain --stop`; exit code 0), and fails when they or Ray can't be reached: whoever
+    started it starts it again.
     """
     from ..client import background
     from ..client.client import Cluster

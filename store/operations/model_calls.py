@@ -52,11 +52,9 @@ def request_key(row: SessionRow) -> str:
     return f"{wait_key(row.session_id, row.run_id or '', row.round)}/{row.wait_attempt}"
 
 
-_OF_RUN = (
+SELECT_TRACE = select(RUN.c.trace_id, RUN.c.sampled).where(
     RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
-)  # fmt: skip
-SELECT_TRACE = select(RUN.c.trace_id).where(*_OF_RUN)
-SELECT_SAMPLED = select(RUN.c.sampled).where(*_OF_RUN)
+)
 
 
 @dataclass(frozen=True)
@@ -203,8 +201,8 @@ def _response_of(body: dict[str, Any]) -> tuple[str, str]:
 
 def _trace_of(tx: Transaction, session_id: str, run_id: str) -> tuple[str, bool | None]:
     """The trace of a run that has ended, and whether its caller records it."""
-    trace_id: str | None = tx.read_one(SELECT_TRACE, session_id, session=session_id, run=run_id)
-    sampled: int | None = tx.read_one(SELECT_SAMPLED, session_id, session=session_id, run=run_id)
+    found = tx.read(SELECT_TRACE.params(ns=tx.namespace, session=session_id, run=run_id), session_id).first()
+    trace_id, sampled = found if found is not None else (None, None)
     return trace_id or trace_identifier(session_id, run_id), None if sampled is None else bool(sampled)
 
 
