@@ -6,10 +6,8 @@ import time
 from typing import Annotated
 
 import typer
-from sqlalchemy import text
 
 from understudy.config import Settings, kept_settings
-from understudy.store.db.engine import Database
 
 from .command import Json, Store, command, connecting, counted, errors, print_json
 from .rendering import escape
@@ -77,6 +75,10 @@ def _open_store(dsn: str) -> None:
     """
     if dsn.startswith("sqlite"):  # a file, which may not be there yet
         return
+    from sqlalchemy import text
+
+    from understudy.store.db.engine import Database
+
     store = Database(dsn)
     try:
         with store.read() as connection:
