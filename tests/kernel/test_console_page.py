@@ -266,7 +266,7 @@ async def test_a_page_tells_of_restarted_services_and_of_what_it_leaves_out(
         wrong = watched(page)
         await page.goto(f"{url}/#/")
         await expect(page.get_by_text("supervisor 1 · 1 node")).to_be_visible()
-        await expect(page.get_by_text("There is no session yet.")).to_be_visible()
+        await expect(page.get_by_text("There are no sessions yet.")).to_be_visible()
         await kernel.run("s", k.spec(""))
         listed = page.get_by_role("table", name="All sessions").locator("tbody tr")
         await expect(listed).to_have_count(1, timeout=20_000)
