@@ -25,6 +25,7 @@ from understudy.placement import is_isolated
 from understudy.ports import Node
 from understudy.protocol import Exit, FrameIdentity, StepCall, Work
 from understudy.records import CACHED_WINDOWS
+from understudy.workflows import WORKFLOW
 
 from .execution import THREAD_PREFIX
 from .guards import Guards, guarded
@@ -33,10 +34,12 @@ from .providers import LoadedProvider, load_provider
 from .session import Activation
 from .tools import LoadedTool, load
 from .window import Window
+from .workflow import LoadedWorkflow, load_workflow
+from .workflow_session import WorkflowActivation
 
 log = logging.getLogger(__name__)
 
-Loaded = TypeVar("Loaded", LoadedTool, LoadedHook, LoadedProvider)
+Loaded = TypeVar("Loaded", LoadedTool, LoadedHook, LoadedProvider, LoadedWorkflow)
 Result = TypeVar("Result")
 
 BEAT_SECONDS = 0.5
@@ -69,7 +72,7 @@ class Frame:
         self.frame_id = frame_id
         self.identity = FrameIdentity(frame_id, os.getpid(), node_id, placement)
         self.last_beat = time.monotonic()
-        self.activation: Activation | None = None
+        self.activation: Activation | WorkflowActivation | None = None
         self._windows: OrderedDict[str, Window] = OrderedDict()
         self._functions: dict[str, Any] = {}
         self._home = (os.getcwd(), dict(os.environ))
@@ -114,7 +117,7 @@ class Frame:
         self._windows.move_to_end(session_id)
         if not window.apply(work):
             window.apply(await self.node.reload(self.frame_id, work.activation))
-        activation = Activation(window, self.node, self._load, self._load_hook, self._load_provider, self.identity)
+        activation = self._activation(window)
         step = await self._at(activation, activation.advance)
         cancelled = window.cancel is not None
         call = StepCall(
@@ -125,7 +128,15 @@ class Frame:
         # A process that leaves with this call has its session's next one call the hooks.
         return call, partial(self._at, activation, step.guards) if step.guards and not call.leave else None
 
-    async def _at(self, activation: Activation, work: Callable[[], Awaitable[Result]]) -> Result:
+    def _activation(self, window: Window) -> Activation | WorkflowActivation:
+        """The session in this process: its loop is a model's, or a workflow's code."""
+        if window.spec.get("kind") == WORKFLOW:
+            return WorkflowActivation(
+                window, self.node, self._load, self._load_hook, self._load_workflow, self.identity
+            )  # fmt: skip
+        return Activation(window, self.node, self._load, self._load_hook, self._load_provider, self.identity)
+
+    async def _at(self, activation: Activation | WorkflowActivation, work: Callable[[], Awaitable[Result]]) -> Result:
         """Do some of the work of an activation."""
         window, self.activation = activation.window, activation
         try:
@@ -146,6 +157,10 @@ class Frame:
     async def _load_provider(self, spec: dict[str, Any]) -> LoadedProvider:
         """The memory provider of a specification, made once per process."""
         return await self._loaded(spec, load_provider)
+
+    async def _load_workflow(self, spec: dict[str, Any]) -> LoadedWorkflow:
+        """The workflow of a specification, loaded once per process."""
+        return await self._loaded(spec, load_workflow)
 
     async def _loaded(self, spec: dict[str, Any], load: Callable[..., Loaded]) -> Loaded:
         self._soiled = self._soiled or "builtin" not in spec["source"]

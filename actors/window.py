@@ -67,6 +67,7 @@ class Window:
         interrupted: what the run is at does not go on: a steer says so that the model was not sent yet.
         typed: what answers must be; None for an agent without an output schema.
         web: what its tools may fetch of the web; None for nothing.
+        workflow: the code of a workflow, where this process has it (`workflow_session.Live`).
     """
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
@@ -101,6 +102,7 @@ class Window:
         self.depth = 0
         self.redone = False
         self.interrupted = False
+        self.workflow: Any = None
 
     @property
     def tools(self) -> dict[str, dict[str, Any]]:

@@ -309,6 +309,20 @@ class Steer(msgspec.Struct, frozen=True, omit_defaults=True):
         _require(content_problem(self.content))
 
 
+class Signal(msgspec.Struct, frozen=True):
+    """An event that a workflow waits for, or will.
+
+    Attributes:
+        payload: what the step returns that waits for it; JSON data.
+    """
+
+    name: str
+    payload: Any = None
+
+    def __post_init__(self) -> None:
+        _require(identifier_problem(self.name, "name"))
+
+
 class Steered(msgspec.Struct, frozen=True):
     """A steer is durable.
 

@@ -27,6 +27,7 @@ from understudy.protocol import (
     NewSession,
     NewWakeup,
     Scheduled,
+    Signal,
     Spawned,
     Steer,
     SteerAnswer,
@@ -49,9 +50,10 @@ from understudy.store.operations import (
     questions,
     requests,
     steering,
+    steps,
     wakeups,
 )
-from understudy.store.reads import overview, pending, queries, traces
+from understudy.store.reads import overview, pending, queries, traces, workflows
 from understudy.store.transaction import Transaction
 
 from .node_service import NodeService
@@ -84,6 +86,7 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "event_page": overview.event_page,
     "latest_runs": overview.latest_runs,
     "budgets": overview.budgets,
+    "published": workflows.published,
 }
 
 ANSWER_UNFIT = "answer to call {!r} must be JSON that fits what is asked for"
@@ -243,6 +246,16 @@ class Requests:
         if answer.steered is None:
             raise NotRunning(answer.refusal, session_id=session_id)
         return answer.steered
+
+    async def signal(self, session_id: str, wanted: Signal, request_id: str, by: str = "") -> bool:
+        """Accept an event that a workflow waits for, or will; True if a step waited for it. See `steps.signal`."""
+
+        def operation(tx: Transaction) -> bool:
+            waited = steps.signal(tx, session_id, wanted)
+            self._node.homes.take_in(tx, session_id)
+            return waited
+
+        return await self._once(bool, session_id, request_id, operation, by)
 
     async def fork(self, session_id: str, wanted: Fork, request_id: str, by: str = "") -> Spawned:
         """Get or create a fork of the session. See `forks.fork`."""

@@ -15,10 +15,11 @@ from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.prices import Price
 from understudy.records import Ack, Batch, CallState, Finish
+from understudy.workflows import WORKFLOW
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
-from . import answering, charging, follow_ups, handoffs, model_calls, questions, steering, waiting
+from . import answering, charging, follow_ups, handoffs, model_calls, questions, steering, steps, waiting
 from .beginnings import spawn
 from .endings import DEADLINE_TIMER, finish_run
 from .holding import require_current, require_held
@@ -83,6 +84,7 @@ def commit(
         tx.append(row, entry)
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
     refused = _spawn(tx, row, batch) if cancel is None and batch.spawns else ()
+    steps.begin(tx, row, batch.steps)
     _set_calls(tx, row, batch, refused, cancelled=cancel is not None)
     tx.take_inbox(row, batch.inbox_done)
     if batch.asks and cancel is None:
@@ -148,9 +150,9 @@ def _set_wait(
             row.redone = 1  # hooks saw the call
         else:
             model_calls.begin(tx, row, batch, holder, price)
-    elif batch.wait == "child" and row.children_open:
+    elif batch.wait == "child" and row.children_open and row.kind != WORKFLOW:
         row.wait, row.wait_since, row.status = "child", tx.now, "waiting_for_child"
-    elif batch.wait in ("input", "timer") and not _has_result(tx, row):
+    elif (batch.wait in ("input", "timer") or row.kind == WORKFLOW) and not _has_result(tx, row):
         # One wait, whoever answers the calls. The wait `timer` is a pause: nothing that arrives ends that.
         row.wait, row.wait_since, row.status = "input", tx.now, f"waiting_for_{batch.wait}"
 

@@ -1,0 +1,68 @@
+"""Values of a workflow's steps: JSON in the log, what a function says that it returns in the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from understudy.errors import ToolError, WorkflowError
+from understudy.json_text import to_json
+
+from .execution import MAX_RESULT_CHARACTERS
+from .results import Result, rendered
+from .tools import LoadedTool
+
+PLAIN = (None, Any, type(None), str, int, float, bool, dict, list)
+"""Types that JSON's values are of already."""
+
+
+def result_type(function: Callable[..., Any]) -> Any:
+    """What a function says that it returns; None if it says nothing, or nothing that can be found."""
+    try:
+        return typing.get_type_hints(inspect.unwrap(function)).get("return")
+    except Exception:  # a name that only type checkers know
+        return None
+
+
+def typed(value: Any, kind: Any) -> Any:
+    """JSON data as a value of a type; as it is if there is none, or that is a JSON Schema.
+
+    Raises:
+        WorkflowError: it is none of that type.
+    """
+    if isinstance(kind, dict) or any(kind is plain for plain in PLAIN):
+        return value
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_json(to_json(value))
+    except ValidationError as error:
+        raise WorkflowError(f"the result is no {getattr(kind, '__name__', kind)}: {error}") from None
+
+
+def of_step(loaded: LoadedTool) -> LoadedTool:
+    """A tool whose results are JSON, also where they are texts."""
+    function = loaded.function
+
+    def called(*arguments: Any, **keywords: Any) -> Result:
+        return _as_json(loaded.name, function(*arguments, **keywords))
+
+    async def awaited(*arguments: Any, **keywords: Any) -> Result:
+        return _as_json(loaded.name, await function(*arguments, **keywords))
+
+    return dataclasses.replace(loaded, function=awaited if loaded.is_async else called)
+
+
+def _as_json(name: str, value: Any) -> Result:
+    shown = rendered(value)
+    is_text = isinstance(value, (str, Result)) or bool(shown.attachments)
+    text = to_json(shown.text) if is_text else shown.text
+    if len(text) > MAX_RESULT_CHARACTERS:
+        raise ToolError(
+            f"{name} was executed, but its result has {len(text)} characters as JSON, and a step's may have "
+            f"{MAX_RESULT_CHARACTERS}: write it to a file, and return where"
+        )
+    return Result(text, shown.attachments)
