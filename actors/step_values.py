@@ -15,8 +15,13 @@ from .execution import MAX_RESULT_CHARACTERS
 from .results import Result, rendered
 from .tools import LoadedTool
 
-PLAIN = (None, Any, type(None), str, int, float, bool, dict, list)
-"""Types that JSON's values are of already."""
+JSON_TYPES: dict[Any, Any] = {
+    str: str, int: int, float: (float, int), bool: bool, dict: dict, list: list, type(None): type(None),
+}  # fmt: skip
+"""Types that JSON's values are of already: nobody has to build them."""
+
+SHOWN_VALUE = 100
+"""Characters of a value that an error shows."""
 
 
 def result_type(function: Callable[..., Any]) -> Any:
@@ -33,7 +38,11 @@ def typed(value: Any, kind: Any) -> Any:
     Raises:
         WorkflowError: it is none of that type.
     """
-    if isinstance(kind, dict) or any(kind is plain for plain in PLAIN):
+    if isinstance(kind, dict) or kind is None or kind is Any:
+        return value
+    if kind in JSON_TYPES:
+        if not isinstance(value, JSON_TYPES[kind]) or (isinstance(value, bool) and kind is not bool):
+            raise WorkflowError(f"{shown(value)} is no {kind.__name__}")
         return value
     from pydantic import TypeAdapter, ValidationError
 
@@ -41,6 +50,12 @@ def typed(value: Any, kind: Any) -> Any:
         return TypeAdapter(kind).validate_json(to_json(value))
     except ValidationError as error:
         raise WorkflowError(f"the result is no {getattr(kind, '__name__', kind)}: {error}") from None
+
+
+def shown(value: Any) -> str:
+    """A value, for an error."""
+    text = to_json(value)
+    return text if len(text) <= SHOWN_VALUE else f"{text[:SHOWN_VALUE]}…"
 
 
 def of_step(loaded: LoadedTool) -> LoadedTool:

@@ -141,7 +141,9 @@ class StepWork:
         """Wait until something ends here, or the run is cancelled; commit what gathers, and look what others bring."""
         draft, reported = self._commits.draft, None
         with_others = len(self.calls) > len(self._at_work)
-        timeout: float | None = COALESCE_SECONDS if draft else LOOK_SECONDS if with_others else WATCH_AFTER_SECONDS
+        timeout: float | None = LOOK_SECONDS if with_others else WATCH_AFTER_SECONDS
+        if draft:  # a result is in doubt until it is committed; what ends during that commit shares the next one
+            timeout = 0.0 if draft.calls else COALESCE_SECONDS
         others: set[asyncio.Future[Any]] = set()
         if not draft:
             reported = self._outcomes.reports.due()

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from understudy.errors import InvalidInput, StepFailed, StepTimeout, WorkflowError
+from understudy.errors import InvalidInput, StepFailed, StepTimeout, UnderstudyError, WorkflowError
 from understudy.identifiers import identifier_problem
 from understudy.json_text import from_json, to_json
 from understudy.messages import storable
@@ -340,7 +340,7 @@ class _Again:
 
 
 def _said_of(error: Exception, _replays: bool) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error.message if isinstance(error, UnderstudyError) else error}"
 
 
 def _branches(items: list[Any], begin: Callable[[Any], Any] | None, limit: int | None, keeps_errors: bool) -> Branches:

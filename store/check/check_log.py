@@ -271,6 +271,8 @@ class Answers(LogRule):
 
     def read(self, entry: Entry) -> Iterator[str]:
         last = self.last
+        if entry.data.get("origin") == ORIGIN:  # no model has answered
+            return
         if entry.type == "assistant":
             yield from self.end()
             if last is None or entry.run_id != last.run_id:
