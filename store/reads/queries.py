@@ -78,8 +78,8 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
 
 
-# Of a session at work the store hears when its process ends. One that has nothing to do may rest in a process until that
-# is needed, and when that is killed meanwhile, or everything is ended, nobody writes so.
+# Of a session at work the store hears when its process ends. One that has nothing to do may rest in a process, and when
+# that is killed, or everything ends, nobody may write so.
 AT_WORK_IN = case((SESSION.c.active == 1, SESSION.c.actor_pid)).label("actor_pid")
 INFO_COLUMNS = [AT_WORK_IN if column.name == "actor_pid" else column for column in columns_of(SESSION, SessionRecord)]
 RUN_COLUMNS = columns_of(RUN, RunRecord)
