@@ -308,6 +308,7 @@ class Session:
 
         Raises:
             UnknownSession, UnknownRun, SessionClosed: there is none, or nobody to send to.
+            ModelProfileMissing: it failed for a key that is still missing.
         """
         found = await run_again(ClusterSource(self._connection), self.id, run_id)
         return Run(self._connection, self.id, found[0], None, self._output_type) if found is not None else None
