@@ -211,7 +211,7 @@ def of_services(different: list[str]) -> Check:
     name = "settings of the services"
     if not different:
         return Check(name, True, "as this environment says")
-    advice = f"What runs works, but {KEPT_SETTINGS}, which replaces them and stays."
+    advice = f"What runs works: {KEPT_SETTINGS}, which stays."
     return Check(name, True, ", ".join(different), advice, warning=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from understudy.errors import ModelProfileMissing, SessionClosed, UnknownRun
+from understudy.errors import SessionClosed, UnknownRun
 from understudy.identifiers import digest, identifier_problem
 from understudy.protocol import Input
 from understudy.reads import RunRecord, RunSummary
@@ -47,7 +47,7 @@ async def run_again(
         UnknownSession, UnknownRun: there is none.
         SessionClosed: the session takes no more input.
         RunConflict: a client has used the new run's id for another input.
-        ModelProfileMissing: the run failed since no client had brought its model's key, and none has since.
+        ModelProfileMissing: no client has brought the key of the agent's model.
     """
     runs = await source.read(list[RunSummary], "latest_runs", session_id, LOOKED_AT)
     last = runs[0].run_id if runs and run_id is None else run_id
@@ -56,8 +56,7 @@ async def run_again(
         raise UnknownRun(f"the latest runs have no {last!r}" if last else "it has no run", session_id=session_id)
     if wanted.status not in FAILED_STATUSES:
         return None
-    if wanted.error is not None and wanted.error["code"] == ModelProfileMissing.code:
-        await source.act("require_key", session_id, by=by)
+    await source.act("require_key", session_id, by=by)
     ended = [run.run_id for run in runs if run.finished_at == wanted.finished_at]  # in one transaction
     begun = False
     for name in reversed(ended):
