@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from understudy import AgentSpec, Run, StepFailed, StepTimeout, WorkflowContext, tool, workflow
+from understudy import AgentSpec, Run, StepFailed, StepTimeout, ToolContext, WorkflowContext, tool, workflow
 from understudy.errors import InvalidInput, InvalidSpec, NotRunning, RunConflict, SessionConflict
 from understudy.store.check.check import check
 from understudy.store.db.engine import Database
@@ -63,6 +63,27 @@ def pay(amount: int) -> str:
     """Needs an approval."""
     done["paid"] += 1
     return f"paid {amount}"
+
+
+def _find_out(ctx: ToolContext) -> Part:
+    """What became of a `charge` whose actor died."""
+    return Part(name=ctx.call_key, size=ctx.arguments["amount"])
+
+
+@tool(on_crash=_find_out)
+def charge(amount: int) -> Part:
+    """Lasts until the test lets it go; who dies meanwhile is found out about."""
+    begun.set()
+    released.wait(PATIENCE)
+    return Part(name="not found out", size=amount)
+
+
+@tool(on_crash="ask")
+def ship(item: str) -> list[str]:
+    """The same; a person is asked."""
+    begun.set()
+    released.wait(PATIENCE)
+    return [item]
 
 
 @tool(on_crash="rerun")
@@ -311,6 +332,39 @@ def test_a_killed_actor_changes_nothing(cluster: LocalCluster) -> None:
     released.set()
     assert output(run) == ["FIRST", "held", "THIRD"]
     assert done == {"first": 1, "third": 1}
+
+
+@workflow
+async def charges(ctx: WorkflowContext) -> Any:
+    """A call about which its tool finds out."""
+    part = await ctx.tool(charge, 5)
+    assert isinstance(part, Part)
+    return part
+
+
+@workflow
+async def ships(ctx: WorkflowContext) -> Any:
+    """A call about which a person is asked."""
+    return await ctx.tool(ship, "book")
+
+
+def test_a_call_in_doubt_has_a_value_as_any_other(cluster: LocalCluster) -> None:
+    """What is found out about a call, by its tool or by a person, is the step's value, of the tool's own type."""
+    run = cluster.workflow(charges, session_id="w", run_id="r")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("w")
+    released.set()
+    assert output(run) == {"name": "w/r/0", "size": 5}
+    begun.clear()
+    released.clear()
+    run = cluster.workflow(ships, session_id="v")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("v")
+    paused = run.result(PATIENCE)
+    released.set()
+    assert paused.pending[0].kind == "in_doubt"
+    cluster.session("v").answer(paused.pending[0], '["book", "shipped"]')
+    assert output(run) == ["book", "shipped"]
 
 
 def test_changed_code_asks_what_to_do(cluster: LocalCluster) -> None:
