@@ -100,7 +100,7 @@ def work(stage: Any, items: int, kills: int, limit: int, *, seed: int = 0, patie
     done = 0
     while sum(deaths.killed.values()) < kills and time.monotonic() - began < patience:
         now = len(Path(path).read_text().splitlines()) if os.path.exists(path) else 0
-        if now >= items or session.info().run_id is None:
+        if now >= items or stage.query("SELECT 1 FROM run WHERE session_id = :id AND finished_at > 0", id=session.id):
             break
         if now >= done + share or deaths.killed.total() == 0:
             done = now
