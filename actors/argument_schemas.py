@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .output_schemas import FOREIGN, is_bounded, schemas
+from understudy.json_schemas import FOREIGN, is_bounded, schemas
 
 EXPENSIVE = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties")
 """Keywords with which a schema that no person has reviewed could keep a process busy for ever."""
