@@ -16,6 +16,12 @@ FOREIGN = ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$vocabulary")
 SUBSCHEMAS = ("properties", "patternProperties", "dependentSchemas", *DEFINITIONS)
 """Keywords whose values are schemas by name; other lists and tables are looked through as they are."""
 
+EXPENSIVE = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties")
+"""Keywords with which a schema that no person has reviewed could keep a process busy for ever."""
+
+MOST_SCHEMAS = 10_000
+"""So many schemas a validator may have to look at for one value (`is_bounded`)."""
+
 
 def schema_problems(schema: dict[str, Any]) -> Iterator[str]:
     """Why a JSON Schema can't be used, each with its place in it."""

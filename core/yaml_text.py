@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-Place = tuple[str | int, ...]
-"""Where something is in data: names of fields, and indices of lists."""
+from .places import Place
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS: dict[str, tuple[str, list[str | None]]] = {
@@ -60,6 +59,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)
         return super().compose_node(parent, index)
 
+    def text(self, node: Any) -> str:
+        # `"\\ud83d\\ude00"`, as JSON writes what is one character, comes as two halves.
+        return str(self.construct_scalar(node)).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
     def scalar(self, node: Any) -> Any:
         text = self.construct_scalar(node)
         kind = node.tag.removeprefix(_TAG)
@@ -77,10 +80,25 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return number
 
 
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes texts in quotes wherever readers of YAML 1.1 or 1.2 would take them for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def text(self, text: str) -> Any:
+        style = "|" if "\n" in text else None
+        if any(character in text for character in "\x85\u2028\u2029\ufeff"):  # line breaks, for some readers
+            style = '"'
+        return self.represent_scalar(f"{_TAG}str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.text)
 for _kind, (_written, _first) in _SCALARS.items():
+    _Dumper.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_written})\Z"), _first)
     _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_written})\Z"), _first)
     _Loader.add_constructor(f"{_TAG}{_kind}", _Loader.scalar)
-_Loader.add_constructor(f"{_TAG}str", yaml.SafeLoader.construct_yaml_str)
+_Loader.add_constructor(f"{_TAG}str", _Loader.text)
 _Loader.add_constructor(f"{_TAG}seq", yaml.SafeLoader.construct_yaml_seq)
 _Loader.add_constructor(f"{_TAG}map", yaml.SafeLoader.construct_yaml_map)
 _Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
@@ -114,6 +132,12 @@ def read_yaml(text: str, first_line: int = 1) -> YamlText:
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def write_yaml(data: Any) -> str:
+    """Data that JSON can hold as YAML, of which `read_yaml` makes the same data."""
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
 
 
 def _places(node: Any, place: Place, first_line: int) -> Iterator[tuple[Place, int, bool]]:

@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+import yaml  # type: ignore[import-untyped]
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from understudy.yaml_text import NotYaml, YamlText, read_yaml
+from understudy.yaml_text import NotYaml, YamlText, read_yaml, write_yaml
 
 
 @pytest.mark.parametrize(
@@ -53,13 +54,23 @@ def test_lines_and_doubled_fields() -> None:
     )
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("abc\n"),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner),
-        max_leaves=10,
-    )
-)
+DATA = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("ab\n\t :#-'0oe.1") | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text("ab:10"), inner),
+    max_leaves=10,
+)  # fmt: skip
+
+
+@given(DATA)
 def test_json_is_yaml(value: Any) -> None:
     """Given any JSON text, then it means the same as YAML."""
     assert read_yaml(json.dumps(value)).data == value
+
+
+@given(DATA)
+@example(["\x85", "\u2028\n", "\ufeff", "0o10", "1e3", " a\nb ", "no", "=", "\U0001f600"])
+def test_what_is_written_is_read(value: Any) -> None:
+    """Given any data, then its YAML is read as the same data, by a reader of YAML 1.1 as well."""
+    text = write_yaml(value)
+    assert (read_yaml(text).data, yaml.safe_load(text)) == (value, value)
