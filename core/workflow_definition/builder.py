@@ -105,9 +105,9 @@ def wait(
     return Step(wait=Wait(seconds, until, event), **options)
 
 
-def ask(question: str, **options: Unpack[Options]) -> Step:
-    """A person is asked (`Question`)."""
-    return Step(ask=Question(question), **options)
+def ask(question: str, *answers: str, **options: Unpack[Options]) -> Step:
+    """A person is asked (`Question`), who is offered these answers."""
+    return Step(ask=Question(question, [*answers]), **options)
 
 
 def define(

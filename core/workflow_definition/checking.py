@@ -47,6 +47,11 @@ def read_definition(
         told = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
         number = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         raise InvalidSpec(f"the workflow has {number}: {told}.", details={"problems": problems})
+    return converted(data)
+
+
+def converted(data: Any) -> Definition:
+    """The definition that data without problems is."""
     return msgspec.convert(data, Definition)
 
 

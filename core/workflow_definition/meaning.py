@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
+from ..identifiers import identifier_problem
 from ..places import Place
 from .durations import seconds_of, time_of
 from .expressions import IDENTIFIER, WORDS, BadExpression, Expression, Path, parse, paths
@@ -106,6 +107,9 @@ class Meaning:
             self._add((*place, "output_schema"), problem)
             kind = ANY if problem else of_schema(schema)
         self._duration(step.get("timeout"), (*place, "timeout"))
+        wait = step.get("wait")
+        if "timeout" in step and isinstance(wait, dict) and wait.keys() & {"seconds", "until"}:
+            self._problems.add((*place, "timeout"), "is for a wait for an event only: this one ends by itself")
         retry = step.get("retry")
         retry = retry if isinstance(retry, dict) else {}
         for name in ("backoff", "backoff_max"):
@@ -135,7 +139,7 @@ class Meaning:
         return TEXT
 
     def _ask(self, body: Any, place: Place, scope: Scope, _depth: int) -> Kind:
-        self._templates_of(body, place, ("question",), scope)
+        self._templates_of(body, place, ("question", "options"), scope)
         return TEXT
 
     def _sequence(self, steps: Any, place: Place, scope: Scope, depth: int) -> Kind:
@@ -281,8 +285,9 @@ class Meaning:
 
 
 def _event_of(name: str) -> None:
-    if re.search(NAME, name) is None:
-        raise ValueError(f"{name[:80]!r} must be 1 to 64 characters of A-Z a-z 0-9 . _ -")
+    problem = identifier_problem(name, "the name of an event")
+    if problem is not None:
+        raise ValueError(problem)
 
 
 def _name_problem(name: str) -> str | None:

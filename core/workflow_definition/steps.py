@@ -22,6 +22,9 @@ MOST_ATTEMPTS = 100
 
 MOST_AT_ONCE = 1_000
 
+AT_ONCE = 16
+"""Steps of a `foreach`, where nothing is said."""
+
 END = r"$(?!\n)"
 """The end of a text in a pattern, in the dialects of Python and of JSON Schema alike."""
 
@@ -61,7 +64,7 @@ class AgentTask(Part, frozen=True):
     """A task that a sub-agent works on.
 
     Attributes:
-        name: the agent's name.
+        name: the agent's name, one of those that the workflow has.
         task: what the agent is told: a text with templates.
     """
 
@@ -73,7 +76,7 @@ class ToolUse(Part, frozen=True):
     """A call of a tool.
 
     Attributes:
-        name: the tool's name: a built-in one, `module:function`, or `DISTRIBUTION:NAME`.
+        name: the tool's name, one of those that the workflow has.
         arguments: by their names; texts in them may have templates.
     """
 
@@ -171,9 +174,11 @@ class Question(Part, frozen=True):
 
     Attributes:
         question: what is asked: a text with templates.
+        options: answers that are offered, with templates; the person may answer otherwise.
     """
 
     question: Text
+    options: list[Text] = []
 
 
 class Retry(Part, frozen=True):
@@ -212,18 +217,20 @@ class Step(Part, frozen=True):
         ask: a person is asked.
         output_schema: a JSON Schema (2020-12) that the result must fit; a model is told it.
         retry: how often it is tried again when it fails; left out: never.
-        timeout: how long one try may take; then it has failed.
+        timeout: of `ask`, and of `wait` for an event: how long one try may take; then it has failed.
         fallback: a step that is done instead when it has failed for good, and whose result is its own. It sees the
             failure as `error.code` and `error.message`.
         on_error: what is done when it has failed, and its `fallback` too: the workflow fails (`fail`), or goes on with
             null as the result (`continue`), after a step that is told of it, if there is one here. That step sees
             `error` as well.
-        max_concurrency: of `parallel` and `foreach`: how many steps are done at once; left out: all.
+        max_concurrency: of `parallel` and `foreach`: how many steps are done at once; left out: all, and of `foreach`
+            16.
     """
 
     ONE_OF = KINDS
     ONLY_WITH: ClassVar[dict[str, tuple[str, ...]]] = {
         "output_schema": ("agent", "tool", "model"),
+        "timeout": ("ask", "wait"),
         "max_concurrency": ("parallel", "foreach"),
     }
 

@@ -21,7 +21,7 @@ FORMS = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}
 
 
 class NoDefinition(ValueError):
-    """A text is not of its form at all; the message says where and why."""
+    """A text is not of its form at all. The message says where and why, and goes on from the text's name."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ def read_text(text: str, form: str) -> DefinitionText:
         NoDefinition: it is not of this form, or too long.
     """
     if len(text) > LONGEST_TEXT:
-        raise NoDefinition(f"it has {len(text):,} characters, and may have {LONGEST_TEXT:,}")
+        raise NoDefinition(f"has more than {LONGEST_TEXT:,} characters")
     if form == "YAML":
         try:
             found = read_yaml(text)
         except NotYaml as error:
-            raise NoDefinition(f"it is not YAML: {error}") from None
+            raise NoDefinition(f"is not YAML: {error}") from None
         return DefinitionText(found.data, found.lines, tuple(place for place, _ in found.twice))
     try:
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse)
     except ValueError as error:
-        raise NoDefinition(f"it is not JSON: {error}") from None
+        raise NoDefinition(f"is not JSON: {error}") from None
     except RecursionError:
-        raise NoDefinition("it is nested too deeply") from None
+        raise NoDefinition("is nested too deeply") from None
     return DefinitionText(data, twice=tuple(_doubled(data)))
 
 

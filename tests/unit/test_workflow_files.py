@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from understudy.cluster.cli.main import app
 from understudy.errors import InvalidSpec
 from understudy.workflow_definition.checking import definition_problems, read_definition, to_data
+from understudy.workflow_definition.json_schema import json_schema
 from understudy.workflow_definition.problems import MOST_PROBLEMS
 from understudy.workflow_definition.steps import DEEPEST_STEP, MOST_STEPS
 from understudy.workflow_definition.text import FORMS, LONGEST_TEXT, NoDefinition, read_text, written
@@ -23,7 +26,7 @@ AGENTS, TOOLS = ("reviewer", "judge", "a"), ("split", "note", "discard", "now", 
 
 MALFORMED: dict[str, list[str]] = {
     "aliases.yaml": [
-        "(file): it is not YAML: line 4: aliases (`*name`) can't be used: write the value out",
+        "(file): is not YAML: line 4: aliases (`*name`) can't be used: write the value out",
     ],
     "bad_durations.yaml": [
         "steps[0].timeout: '5 minutes' is no duration: write seconds as a number, or a text as 30s, 5m, 1h30m or",
@@ -62,7 +65,7 @@ MALFORMED: dict[str, list[str]] = {
         "steps[4].agent.name: is '{{who}}', and must be a name of 1 to 64 characters of A-Z a-z 0-9 . _ -",
         "steps[5].tool.name: is 'my tool', and must be a name without spaces and braces, at most 256 characters",
         "steps[6].foreach.as: 'index' means something else: choose another name",
-        "steps[7].wait.event: 'no spaces please' must be 1 to 64 characters of A-Z a-z 0-9 . _ -",
+        "steps[7].wait.event: the name of an event 'no spaces please' must be 1 to 128 characters",
     ],
     "bad_schemas.yaml": [
         "inputs.a: is no JSON Schema that can be used: $.type: 'strng' is not valid under any of the given schemas",
@@ -78,7 +81,7 @@ MALFORMED: dict[str, list[str]] = {
         "steps[6].output_schema: is for agent, tool, model only, and not for ask",
     ],
     "cut_off.json": [
-        "(file): it is not JSON: Expecting value: line 2 column 1 (char 27)",
+        "(file): is not JSON: Expecting value: line 2 column 1 (char 27)",
     ],
     "cycles.yaml": [
         "steps[0].model.prompt: column 3: 'c' is not defined here: steps[2] is done later, and needs this one: a",
@@ -116,10 +119,10 @@ MALFORMED: dict[str, list[str]] = {
     ],
     "missing_fields.yaml": [
         "name: is missing: what it is called: a label of metrics and spans",
-        "steps[0].agent.name: is missing: the agent's name",
+        "steps[0].agent.name: is missing: the agent's name, one of those that the workflow has",
         "steps[0].agent.task: is missing: what the agent is told: a text with templates",
         "steps[1].foreach.items: is missing: a list, in which texts may have templates, or a template that is a",
-        "steps[1].foreach.do.tool.name: is missing: the tool's name: a built-in one, `module:function`, or",
+        "steps[1].foreach.do.tool.name: is missing: the tool's name, one of those that the workflow has",
         "steps[2].branch.cases: is missing: the cases, in the order in which they are tried",
         "steps[3].branch.cases[0].do: is missing: the step that is done if the condition holds, and none of the",
         "steps[3].branch.cases[1].when: is missing: the condition of the case",
@@ -130,7 +133,7 @@ MALFORMED: dict[str, list[str]] = {
         "steps[7].retry.max_attempts: is missing: tries altogether, the first one among them",
     ],
     "nan.json": [
-        "(file): it is not JSON: JSON has no number NaN",
+        "(file): is not JSON: JSON has no number NaN",
     ],
     "no_lists.yaml": [
         "steps[0].foreach.items: {{path}} is a text, and must be a list",
@@ -144,7 +147,7 @@ MALFORMED: dict[str, list[str]] = {
         "steps[9].foreach.do.foreach.items: {{item}} is a text, and must be a list",
     ],
     "not_a_number.yaml": [
-        "(file): it is not YAML: line 3: JSON has no number .nan",
+        "(file): is not YAML: line 3: JSON has no number .nan",
     ],
     "not_an_object.yaml": [
         "(whole): must be an object with name, steps, not a list",
@@ -162,7 +165,7 @@ MALFORMED: dict[str, list[str]] = {
         "steps[2]: must have one of agent, tool, model, sequence, parallel, foreach, branch, loop, wait, ask",
     ],
     "objects.yaml": [
-        "(file): it is not YAML: line 3: could not determine a constructor for the tag",
+        "(file): is not YAML: line 3: could not determine a constructor for the tag",
     ],
     "out_of_sight.yaml": [
         "steps[0].foreach.do.ask.question: column 3: 'each' is not defined here: it is the result of the step",
@@ -183,6 +186,8 @@ MALFORMED: dict[str, list[str]] = {
         "steps[2].wait: has seconds and event: it can have one of them",
         "steps[3].max_concurrency: is for parallel, foreach only, and not for ask",
         "steps[4].output_schema: is for agent, tool, model only, and not for parallel",
+        "steps[5].timeout: is for ask, wait only, and not for tool",
+        "steps[6].timeout: is for a wait for an event only: this one ends by itself",
     ],
     "several_mistakes.json": [
         "steps[0].id: is there twice in one object",
@@ -192,7 +197,7 @@ MALFORMED: dict[str, list[str]] = {
         "steps[2].lop: there is no such field (did you mean 'loop'?)",
     ],
     "two_documents.yaml": [
-        "(file): it is not YAML: line 2: a second document begins here, and there can be only one",
+        "(file): is not YAML: line 2: a second document begins here, and there can be only one",
     ],
     "unbounded_loops.yaml": [
         "steps[0].loop.max: is missing: rounds after which the loop ends in any case",
@@ -224,7 +229,7 @@ MALFORMED: dict[str, list[str]] = {
         "steps[2].agent.timeout: there is no such field here: it belongs into the step",
         "steps[2].prompt: there is no such field",
         "steps[3].name: there is no such field here: it belongs into agent",
-        "steps[3].agent.name: is missing: the agent's name",
+        "steps[3].agent.name: is missing: the agent's name, one of those that the workflow has",
     ],
     "unknown_names.yaml": [
         "steps[0].agent.name: no agent is named 'reviwer' (did you mean 'reviewer'?); there are: a, judge,",
@@ -367,10 +372,74 @@ def test_what_is_too_large() -> None:
     assert "more than 200,000 values" in str(problems({"tool": {"name": "t", "arguments": {"x": [0] * 200_000}}}))
     assert "longer than 200,000" in str(problems({"ask": {"question": "q" * 200_001}}))
     assert time.process_time() - began < 30
-    with pytest.raises(NoDefinition, match="1,000,001 characters"):
+    with pytest.raises(NoDefinition, match="more than 1,000,000 characters"):
         read_text(" " * (LONGEST_TEXT + 1), "JSON")
     with pytest.raises(NoDefinition, match="nested too deeply"):
         read_text("[" * 100_000, "JSON")
+
+
+def check(*arguments: object) -> tuple[int, Any]:
+    """`understudy workflow check --json`: its exit code, and what it says."""
+    done = CliRunner().invoke(app, ["workflow", "check", *map(str, arguments), "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_checking_files_from_the_command_line(tmp_path: Path) -> None:
+    """Given files of which some can't be used, then all problems of all are told, and the exit code is 1; 2 is wrong
+    usage."""
+    good, malformed = FILES / "good" / "review.yaml", FILES / "malformed"
+    assert check(good) == (
+        0,
+        {"ok": True, "files": [{"file": str(good), "name": "review", "summary": "review, 8 steps", "problems": []}]},
+    )
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
+    (tmp_path / "long.json").write_text(" " * (LONGEST_TEXT + 1))
+    files = [malformed / "nan.json", tmp_path / "none.yaml", tmp_path / "x.toml", tmp_path / "latin.yaml"]
+    code, found = check(good, malformed / "empty.yaml", *files, tmp_path / "long.json")
+    assert (code, found["ok"], [item["summary"] for item in found["files"]]) == (
+        1,
+        False,
+        ["review, 8 steps", *[""] * 6],
+    )
+    problems = [item["problems"][0] for item in found["files"][1:]]
+    assert problems[0] == {"field": "steps", "problem": "must not be empty (line 2)"}
+    assert [item["field"] for item in problems[1:]] == ["(file)"] * 5
+    said = [
+        "is not JSON: JSON has no number NaN", "can't be read: No such file", "must be named as what it is",
+        "is not UTF-8", "has more than 1,000,000 characters",
+    ]  # fmt: skip
+    assert [text in item["problem"] for text, item in zip(said, problems[1:], strict=True)] == [True] * 5
+    shown = CliRunner().invoke(app, ["workflow", "check", str(good), str(malformed / "limits.yaml")])
+    assert (shown.exit_code, f"{good}: ok review, 8 steps" in shown.stdout) == (1, True)
+    assert "limits.yaml: 5 problems" in shown.stdout
+    assert "  steps[0].max_concurrency: is 0, and must be 1 to 1000 (line 4)" in shown.stdout
+    assert CliRunner().invoke(app, ["workflow", "check"]).exit_code == 2
+
+
+def test_names_that_the_command_line_knows(tmp_path: Path) -> None:
+    """Given agents by their files, and tools by their names, then a step can name no others."""
+    (tmp_path / "reviewer.md").write_text("---\nname: reviewer\ntools: ['no_module:x']\n---\nReview.")
+    review = FILES / "good" / "review.yaml"
+    assert check(review, "--agents", tmp_path, "--tool", "split", "--tool", "discard")[0] == 0
+    (tmp_path / "judge.toml").write_text('name = "judge"')
+    code, found = check(review, "--agents", tmp_path / "judge.toml", "--tool", "split")
+    assert (code, [item["field"] for item in found["files"][0]["problems"]]) == (
+        1,
+        [
+            "steps[1].foreach.do.agent.name",
+            "steps[3].branch.cases[0].do.fallback.agent.name",
+            "steps[3].branch.else.tool.name",
+        ],
+    )
+    (tmp_path / "none").mkdir()
+    code, found = check(review, "--agents", tmp_path / "none")
+    assert (code, "there are no agents in" in found["error"]["message"]) == (2, True)
+
+
+def test_the_schema_from_the_command_line() -> None:
+    """Given no arguments, then the JSON Schema is printed."""
+    done = CliRunner().invoke(app, ["workflow", "schema"])
+    assert (done.exit_code, json.loads(done.stdout)) == (0, json_schema())
 
 
 def test_most_problems_are_told() -> None:
