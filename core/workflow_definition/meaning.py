@@ -127,7 +127,7 @@ class Meaning:
     def _agent(self, body: Any, place: Place, scope: Scope, _depth: int) -> Kind:
         self._named(body, place, "agent")
         self._templates_of(body, place, ("task",), scope)
-        return TEXT
+        return ANY  # the agent may have an output type of its own
 
     def _tool(self, body: Any, place: Place, scope: Scope, _depth: int) -> Kind:
         self._named(body, place, "tool")

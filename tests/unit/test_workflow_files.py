@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from datetime import date
 from pathlib import Path
@@ -303,6 +304,21 @@ def test_what_is_right(path: Path) -> None:
         assert read_definition(read_text(written(definition, form), form).data) == definition
 
 
+def test_the_documentation_is_right() -> None:
+    """Given the examples of the page, then they have no problems, and its output is what the command prints."""
+    page = (FILES.parents[1] / "docs" / "workflow-files.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    assert read_text(example, "YAML").problems(agents=AGENTS, tools=TOOLS) == []
+    wrong = example.replace("arguments", "argumets").replace("{{parts}}", "{{prats}}").replace("reviewer", "reviwer")
+    found = [f"  {item['field']}: {item['problem']}" for item in read_text(wrong, "YAML").problems(agents=["reviewer"])]
+    [printed] = re.findall(r"```console\n(.*?)```", page, re.S)
+    assert printed.splitlines()[2:] == found
+    [built, _] = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, Any] = {}
+    exec(built, names)
+    assert definition_problems(to_data(names["review"])) == []
+
+
 def test_problems_have_their_lines() -> None:
     """Given YAML, then each problem has its line; what is missing has that of what it is missing from."""
     text = "name: n\nsteps:\n  - agent:\n      name: a\n  - ask: {question: q}\n    timeout: soon\n"
@@ -348,6 +364,24 @@ def test_results_of_steps_are_seen_where_they_are_known() -> None:
         )
         == {}
     )
+
+
+def test_what_is_known_of_results() -> None:
+    """Given results without a schema, then a model's and a person's are texts, and nothing is known of an agent's (which
+    may have an output type), of a tool's, of one with a fallback, or of a branch's."""
+    ways = {
+        "model": {"model": {"prompt": "p"}}, "ask": ASK, "agent": {"agent": {"name": "a", "task": "t"}},
+        "tool": {"tool": {"name": "t"}}, "fallback": {**ASK, "fallback": ASK},
+        "branch": {"branch": {"cases": [{"when": "true", "do": ASK}]}}, "loop": {"loop": {"do": ASK, "max": 2}},
+        "foreach": {"foreach": {"items": [1], "do": ASK}}, "sequence": {"sequence": [ASK]},
+        "parallel": {"parallel": [ASK]}, "wait": {"wait": {"seconds": 1}}, "event": {"wait": {"event": "e"}},
+    }  # fmt: skip
+    wrong = {}
+    for name, step in ways.items():
+        found = problems({**step, "id": "x"}, {"foreach": {"items": "{{x}}", "do": ASK}}).values()
+        wrong[name] = next((problem.removeprefix("{{x}} is ").partition(",")[0] for problem in found), "")
+    texts = dict.fromkeys(["model", "ask", "loop", "sequence"], "a text")
+    assert {name: problem for name, problem in wrong.items() if problem} == {**texts, "wait": "null"}
 
 
 def test_what_is_too_large() -> None:
