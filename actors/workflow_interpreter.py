@@ -184,15 +184,10 @@ class _Interpreter:
         return await self.steps(_given(step.sequence), variables, place)
 
     async def _parallel(self, step: Step, variables: Variables, place: Place) -> Any:
-        steps = _given(step.parallel)
-        scopes = [{**variables} for _ in steps]
-        results = await self._context.gather(
-            *(self._step(*one, (*place, index)) for index, one in enumerate(zip(steps, scopes, strict=True))),
-            limit=_or_none(step.max_concurrency),
+        steps = enumerate(_given(step.parallel))  # none of them reads what another one writes: so says the checker
+        return await self._context.gather(
+            *(self._step(one, variables, (*place, index)) for index, one in steps), limit=_or_none(step.max_concurrency)
         )
-        for one, scope in zip(steps, scopes, strict=True):
-            variables.update((name, scope[name]) for name in _visible(one))
-        return results
 
     async def _foreach(self, step: Step, variables: Variables, place: Place) -> Any:
         body: Foreach = _given(step.foreach)

@@ -12,7 +12,7 @@ from .meaning import Meaning
 from .plain import places_of, with_names
 from .problems import Problems
 from .shape import look
-from .steps import Definition
+from .steps import Definition, Step
 
 
 def definition_problems(
@@ -55,7 +55,7 @@ def converted(data: Any) -> Definition:
     return msgspec.convert(data, Definition)
 
 
-def to_data(definition: Definition) -> dict[str, Any]:
-    """A definition as data, without what is as by default; `read_definition` makes the same one of it."""
+def to_data(definition: Definition | Step) -> dict[str, Any]:
+    """A definition, or a step, as data, without what is as by default; `read_definition` makes the same one of it."""
     found: dict[str, Any] = msgspec.to_builtins(definition)
     return found

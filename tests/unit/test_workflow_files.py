@@ -367,8 +367,8 @@ def test_results_of_steps_are_seen_where_they_are_known() -> None:
 
 
 def test_what_is_known_of_results() -> None:
-    """Given results without a schema, then a model's and a person's are texts, and nothing is known of an agent's (which
-    may have an output type), of a tool's, of one with a fallback, or of a branch's."""
+    """Given results without a schema, then a model's and a person's are texts; nothing is known of an agent's, which
+    may have an output type, of a tool's, of a branch's, or of one with a fallback."""
     ways = {
         "model": {"model": {"prompt": "p"}}, "ask": ASK, "agent": {"agent": {"name": "a", "task": "t"}},
         "tool": {"tool": {"name": "t"}}, "fallback": {**ASK, "fallback": ASK},
@@ -474,6 +474,18 @@ def test_the_schema_from_the_command_line() -> None:
     """Given no arguments, then the JSON Schema is printed."""
     done = CliRunner().invoke(app, ["workflow", "schema"])
     assert (done.exit_code, json.loads(done.stdout)) == (0, json_schema())
+
+
+def test_a_schema_that_is_too_much() -> None:
+    """Given a schema that is too deep or too long to be looked at, then that is said of it."""
+    deep: Any = {"type": "string"}
+    for _ in range(190):
+        deep = {"items": deep}
+    assert problems(ASK, inputs={"x": deep}) == {
+        "inputs.x": "is no JSON Schema that can be used: it is nested too deeply"
+    }
+    found = problems(ASK, inputs={"x": {"enum": ["x" * 20_000]}, "y": {"default": "x", "pattern": "(x+x+)+y"}})
+    assert found == {"inputs.x": "has more than 20000 characters, as JSON"}
 
 
 def test_most_problems_are_told() -> None:
