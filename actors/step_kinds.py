@@ -113,12 +113,12 @@ class Steps:
         if outcome.outcome != "ok" or not isinstance(step, ToolWanted):
             return content
         spec = self._window.tools.get(step.tool) or self._tools.get(step.tool) or {}
-        if not (spec.get("sandbox") or spec.get("task") or "mcp" in spec.get("source", {})):
-            return content
-        # Another process has rendered it, to whom a text and JSON are one.
-        if step.item is None or result_type(step.item) is str or not _is_json(content):
-            return to_json(content)
-        return content
+        is_text = step.item is not None and result_type(step.item) is str
+        if spec.get("sandbox") or spec.get("task") or "mcp" in spec.get("source", {}):
+            # Another process has rendered it, to whom a text and JSON are one.
+            return to_json(content) if step.item is None or is_text or not _is_json(content) else content
+        # What a person says of a call in doubt is a text, or the value as JSON.
+        return content if _is_json(content) and (content[0] == '"' or not is_text) else to_json(content)
 
     def wait_for(self, calls: Iterable[CallState]) -> str:
         """What a session waits for with these steps open: a person or a signal first, then a time, then sub-agents."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from understudy.errors import ToolError, WorkflowError
 from understudy.json_text import to_json
 
 from .execution import MAX_RESULT_CHARACTERS
+from .parameters import ToolContext
 from .results import Result, rendered
 from .tools import LoadedTool
 
@@ -59,8 +60,8 @@ def shown(value: Any) -> str:
 
 
 def of_step(loaded: LoadedTool) -> LoadedTool:
-    """A tool whose results are JSON, also where they are texts."""
-    function = loaded.function
+    """A tool whose results are JSON, also where they are texts; so is what it finds out about a call."""
+    function, reconcile = loaded.function, loaded.reconcile
 
     def called(*arguments: Any, **keywords: Any) -> Result:
         return _as_json(loaded.name, function(*arguments, **keywords))
@@ -68,7 +69,20 @@ def of_step(loaded: LoadedTool) -> LoadedTool:
     async def awaited(*arguments: Any, **keywords: Any) -> Result:
         return _as_json(loaded.name, await function(*arguments, **keywords))
 
-    return dataclasses.replace(loaded, function=awaited if loaded.is_async else called)
+    def found_out(context: ToolContext) -> Any:
+        assert reconcile is not None
+        found = reconcile(context)
+        return _later(loaded.name, found) if inspect.iscoroutine(found) else _as_json(loaded.name, found)
+
+    return dataclasses.replace(
+        loaded,
+        function=awaited if loaded.is_async else called,
+        reconcile=found_out if reconcile is not None else None,
+    )
+
+
+async def _later(name: str, found: Coroutine[Any, Any, Any]) -> Result:
+    return _as_json(name, await found)
 
 
 def _as_json(name: str, value: Any) -> Result:

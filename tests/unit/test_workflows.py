@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from understudy import AgentSpec, Run, StepFailed, StepTimeout, WorkflowContext, tool, workflow
+from understudy import AgentSpec, Run, StepFailed, StepTimeout, ToolContext, WorkflowContext, tool, workflow
 from understudy.errors import InvalidInput, InvalidSpec, NotRunning, RunConflict, SessionConflict
 from understudy.store.check.check import check
 from understudy.store.db.engine import Database
@@ -415,3 +415,82 @@ def test_a_workflow_that_waits_for_long_holds_nothing(cluster: LocalCluster) -> 
     assert session.info().actor_pid is None
     assert run.cancel()
     assert run.result(PATIENCE).status == "cancelled"
+
+
+def looked_up(context: ToolContext) -> str:
+    """What became of a call of `risky`."""
+    return f"{context.arguments['name']} was there"
+
+
+async def looked_up_later(context: ToolContext) -> dict[str, str]:
+    """The same, as data."""
+    return {"found": context.arguments["name"]}
+
+
+def _risky(name: str) -> None:
+    done[name] += 1
+    begun.set()
+    released.wait(PATIENCE)
+
+
+@tool(on_crash=looked_up)
+def risky(name: str) -> str:
+    """Whether it was done is found out."""
+    _risky(name)
+    return "done"
+
+
+@tool(on_crash=looked_up_later)
+def risky_data(name: str) -> dict[str, str]:
+    """The same, as data."""
+    _risky(name)
+    return {}
+
+
+@tool(on_crash="ask")
+def doubtful(name: str) -> str:
+    """A person says whether it was done."""
+    _risky(name)
+    return "done"
+
+
+@tool(on_crash="ask")
+def doubtful_number(name: str) -> int:
+    """The same, of a number."""
+    _risky(name)
+    return 0
+
+
+@workflow(tools=[risky, risky_data, doubtful, doubtful_number])
+async def dares(ctx: WorkflowContext, tool: str) -> Any:
+    """One call."""
+    return await ctx.tool(tool, name="x")
+
+
+@workflow
+async def dares_typed(ctx: WorkflowContext, number: bool) -> Any:
+    """One call that a person answers for."""
+    return await (ctx.tool(doubtful_number, "x") if number else ctx.tool(doubtful, "x"))
+
+
+@pytest.mark.parametrize(("tool", "expected"), [("risky", "x was there"), ("risky_data", {"found": "x"})])
+def test_what_became_of_a_step_is_found_out(cluster: LocalCluster, tool: str, expected: Any) -> None:
+    """Given a tool whose function finds out what became of a call, when the actor dies during the call, then what that
+    returns is the step's value, and the call is not made again."""
+    run = cluster.workflow(dares, tool, session_id="w")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("w")
+    assert output(run) == expected
+    assert done["x"] == 1
+
+
+@pytest.mark.parametrize(("number", "said", "expected"), [(False, "sent", "sent"), (False, "7", "7"), (True, "7", 7)])
+def test_a_person_knows_what_became_of_a_step(cluster: LocalCluster, number: bool, said: str, expected: Any) -> None:
+    """Given a call in doubt, when a person says what its result is, then that is the step's value: the text, or what
+    the text is as JSON where the function does not return texts."""
+    run = cluster.workflow(dares_typed, number, session_id="w")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("w")
+    cluster.session("w").answer(run.result(PATIENCE).pending[0], said)
+    assert output(run) == expected
+    assert done["x"] == 1
