@@ -108,11 +108,13 @@ class Record:
         asked: tool and arguments by path.
         results: in the order in which they came.
         taken: name and value by key.
+        kept: so many of the results are in the last snapshot of this.
     """
 
     asked: dict[str, tuple[str, str]] = field(default_factory=dict)
     results: list[tuple[str, Result]] = field(default_factory=list)
     taken: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    kept: int = 0
 
 
 @dataclass(eq=False)
@@ -154,11 +156,12 @@ class Execution:
 
     Attributes:
         waiting: steps that the code awaits, by path, in the order in which it came to them.
+        record: what it has been run from, and all that came since.
         is_over: the code has returned (`value`), or failed (`error`).
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], record: Record, prefix: str = "") -> None:
-        self._record = record
+        self.record = record
         self._main = _Branch(coroutine, prefix)
         self._ready: deque[tuple[_Branch, Any, BaseException | None]] = deque([(self._main, None, None)])
         self._open: dict[str, _Branch] = {}
@@ -175,7 +178,7 @@ class Execution:
     @property
     def replays(self) -> bool:
         """Whether the log has more than what the code has come to."""
-        record = self._record
+        record = self.record
         awaited = len(self.waiting) - len(self._new)  # of those that the log has
         return self._replayed < len(record.results) or awaited < len(record.asked) - len(record.results)
 
@@ -186,10 +189,10 @@ class Execution:
             WorkflowDiverged: it asks for other steps than the log has.
         """
         self._run()
-        while self._replayed < len(self._record.results):
-            path, result = self._record.results[self._replayed]
+        while self._replayed < len(self.record.results):
+            path, result = self.record.results[self._replayed]
             if path not in self.waiting:
-                tool, arguments = self._record.asked[path]
+                tool, arguments = self.record.asked[path]
                 asked = ", ".join(f"{name} ({step.tool})" for name, step in self.waiting.items()) or "nothing"
                 raise WorkflowDiverged(
                     f"by the log step {path} is {shown(tool, arguments)}, and the code does not ask for it; "
@@ -198,18 +201,18 @@ class Execution:
                 )
             self._replayed += 1
             self._resume(path, result)
-        done = {path for path, _ in self._record.results}
-        forgotten = next((path for path in self._record.asked if path not in done and path not in self.waiting), None)
+        done = {path for path, _ in self.record.results}
+        forgotten = next((path for path in self.record.asked if path not in done and path not in self.waiting), None)
         if forgotten is not None:
             raise WorkflowDiverged(
-                f"by the log step {forgotten} is {shown(*self._record.asked[forgotten])}, which is under way, and the "
+                f"by the log step {forgotten} is {shown(*self.record.asked[forgotten])}, which is under way, and the "
                 "code does not ask for it",
                 details={"path": forgotten},
             )
 
     def deliver(self, path: str, result: Result) -> None:
         """Give the code a result that is new, and run it until it waits again."""
-        self._record.results.append((path, result))
+        self.record.results.append((path, result))
         self._replayed += 1
         self._resume(path, result)
 
@@ -217,7 +220,7 @@ class Execution:
         """The steps that the code has come to since this was asked last, and the log does not have."""
         found = [(path, self.waiting[path]) for path in self._new]
         self._new = []
-        self._record.asked.update({path: (step.tool, step.arguments) for path, step in found})
+        self.record.asked.update({path: (step.tool, step.arguments) for path, step in found})
         return found
 
     def taken(self) -> list[tuple[str, str, Any]]:
@@ -280,10 +283,10 @@ class Execution:
 
     def _take(self, branch: _Branch, wanted: Taken) -> Any:
         key = wanted.key or branch.next_path()
-        known = self._record.taken.get(key)
+        known = self.record.taken.get(key)
         if known is None:
             value = wanted.take(self.replays)
-            self._record.taken[key] = wanted.name, value
+            self.record.taken[key] = wanted.name, value
             self._taken.append((key, wanted.name, value))
             return value
         name, value = known
@@ -295,7 +298,7 @@ class Execution:
 
     def _ask(self, branch: _Branch, wanted: Wanted) -> None:
         path = branch.next_path()
-        known = self._record.asked.get(path)
+        known = self.record.asked.get(path)
         if known is None:
             self._new.append(path)
         elif known != (wanted.tool, wanted.arguments):

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Coroutine
+from functools import cache
 from typing import Any
 
 from understudy.errors import ToolError, WorkflowError
@@ -25,6 +26,7 @@ SHOWN_VALUE = 100
 """Characters of a value that an error shows."""
 
 
+@cache
 def result_type(function: Callable[..., Any]) -> Any:
     """What a function says that it returns; None if it says nothing, or nothing that can be found."""
     try:

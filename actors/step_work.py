@@ -217,6 +217,9 @@ class StepWork:
     async def given_up(self, path: str) -> Outcome:
         """The outcome of a call whose run ends first."""
         call = self.calls[path]
+        known = self._outcomes.results.get(call.call_id)
+        if known is not None:
+            return known
         if call.state == "finished":
             return await self._known(call)
         item = self.answer(path)

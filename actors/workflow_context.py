@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from understudy.errors import InvalidInput, StepFailed, StepTimeout, UnderstudyError, WorkflowError
@@ -349,13 +349,18 @@ def _branches(items: list[Any], begin: Callable[[Any], Any] | None, limit: int |
     return Branches(items, begin, limit, keeps_errors)
 
 
+@cache
+def _signature(tool: Any) -> inspect.Signature:
+    """What a tool's function takes, but for its context."""
+    context, signature = context_parameter(tool), inspect.signature(tool)
+    kept = [parameter for parameter in signature.parameters.values() if parameter.name != context]
+    return signature.replace(parameters=kept)
+
+
 def _bound(tool: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a tool's function by name."""
-    context = context_parameter(tool)
-    signature = inspect.signature(tool)
-    kept = [parameter for parameter in signature.parameters.values() if parameter.name != context]
     try:
-        return dict(signature.replace(parameters=kept).bind(*arguments, **keywords).arguments)
+        return dict(_signature(tool).bind(*arguments, **keywords).arguments)
     except TypeError as error:
         raise InvalidInput(f"tool {getattr(tool, '__name__', tool)!r}: {error}") from None
 

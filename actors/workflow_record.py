@@ -5,19 +5,23 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from understudy.errors import InvalidInput
-from understudy.json_text import from_json
+from understudy.json_text import from_json, to_json
 from understudy.messages import NEVER, Message
-from understudy.workflows import ORIGIN, step_path
+from understudy.workflows import CONTINUED, ORIGIN, SNAPSHOT, step_path
 
 from .replay import Record, Result
 from .step_values import typed
 from .workflow import arguments_of
 
-CONTINUED = "continued"
-"""The name under which a new input is taken, with which the code begins again."""
+SNAPSHOT_STEPS = 500
+"""Results after which a snapshot is due, or as many as the one before has: so all of them together stay small."""
+
+LARGEST_SNAPSHOT = 8_000_000
+"""Characters: of a record that is larger no snapshot is made."""
 
 DIVERGED = "diverged"
 """The tool of the question about code that asks for other steps than the log has."""
@@ -29,17 +33,48 @@ def taking(key: str, name: str, value: Any) -> Message:
     return Message("system", None, origin=ORIGIN, visibility=NEVER, extra=extra)
 
 
-def recorded(messages: Iterable[Message], run_id: str) -> tuple[Record, str | dict[str, Any], str]:
-    """The record of a run, the input of its code, and how the paths of its steps begin.
+@dataclass(frozen=True)
+class Recorded:
+    """What a log says of a run.
+
+    Attributes:
+        given: the input of its code.
+        times: how often it was continued as new.
+    """
+
+    record: Record
+    given: str | dict[str, Any]
+    times: int
+
+    @property
+    def prefix(self) -> str:
+        """How the paths of its steps begin."""
+        return f"n{self.times}." if self.times else ""
+
+    def snapshot(self) -> Message | None:
+        """The record as one message, in which nothing is missing; None where none is due."""
+        record = self.record
+        if len(record.results) - record.kept < max(SNAPSHOT_STEPS, record.kept):
+            return None
+        record.kept = len(record.results)
+        results = [[path, found.outcome, found.text, found.status] for path, found in record.results]
+        value = {
+            "given": self.given, "times": self.times, "asked": record.asked, "results": results, "taken": record.taken,
+        }  # fmt: skip
+        return taking(SNAPSHOT, SNAPSHOT, value) if len(to_json(value)) <= LARGEST_SNAPSHOT else None
+
+
+def recorded(messages: Iterable[Message], run_id: str) -> Recorded:
+    """What the log has of a run.
 
     Args:
-        messages: of the run, in the log's order.
+        messages: of the run, in the log's order: from its beginning, or from a record that makes others needless.
     """
     record, times = Record(), 0
-    arguments: str | dict[str, Any] = ""
+    given: str | dict[str, Any] = ""
     for message in messages:
         if message.role == "user" and not message.origin:
-            arguments = message.text
+            given = message.text
         elif message.origin == ORIGIN and message.role == "assistant":
             for call in message.tool_calls:
                 if call.name != DIVERGED:
@@ -47,7 +82,10 @@ def recorded(messages: Iterable[Message], run_id: str) -> tuple[Record, str | di
         elif message.origin == ORIGIN:
             extra = message.extra or {}
             if extra["name"] == CONTINUED:
-                record, arguments, times = Record(), extra["value"], times + 1
+                record, given, times = Record(), extra["value"]["given"], extra["value"]["times"]
+            elif extra["name"] == SNAPSHOT:
+                value = extra["value"]
+                record, given, times = _of_snapshot(value), value["given"], value["times"]
             else:
                 record.taken[extra["key"]] = extra["name"], extra["value"]
         elif message.role == "tool" and message.name != DIVERGED:
@@ -55,7 +93,13 @@ def recorded(messages: Iterable[Message], run_id: str) -> tuple[Record, str | di
             path = step_path(run_id, message.tool_call_id or "")
             result = Result(extra.get("outcome", "ok"), message.text, extra.get("status", ""))
             record.results.append((path, result))
-    return record, arguments, f"n{times}." if times else ""
+    return Recorded(record, given, times)
+
+
+def _of_snapshot(value: dict[str, Any]) -> Record:
+    asked = {path: (tool, arguments) for path, (tool, arguments) in value["asked"].items()}
+    results = [(path, Result(outcome, text, status)) for path, outcome, text, status in value["results"]]
+    return Record(asked, results, {key: (name, taken) for key, (name, taken) in value["taken"].items()}, len(results))
 
 
 def read_input(function: Callable[..., Any], given: str | dict[str, Any], session_id: str) -> dict[str, Any]:

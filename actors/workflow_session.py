@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from understudy.messages import Message
 from understudy.ports import Node
 from understudy.protocol import FrameIdentity
 from understudy.records import Ask, CallState, Finish
-from understudy.workflows import step_identifier, step_path
+from understudy.workflows import CONTINUED, step_identifier, step_path
 
 from .commits import Commits, Patience
 from .execution import MAX_RESULT_CHARACTERS, Outcome, presentable
@@ -37,7 +38,7 @@ from .tools import LoadedTool
 from .window import Window
 from .workflow import LoadedWorkflow
 from .workflow_context import WorkflowContext
-from .workflow_record import CONTINUED, DIVERGED, read_input, recorded, taking
+from .workflow_record import DIVERGED, Recorded, read_input, recorded, taking
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Live:
     """
 
     execution: Execution
+    recorded: Recorded
     run_id: str
     told: int
     said: list[Message]
@@ -92,6 +94,8 @@ class WorkflowActivation:
         self._work = StepWork(
             window, node, frame, self._commits, self._hooks, self.patience, load, self._servers, self._steps
         )
+        self._reload = partial(node.reload, frame.frame_id, window.activation)
+        self._recorded: Recorded | None = None
         self._said: list[Message] = []  # since the window's messages end
 
     @property
@@ -115,7 +119,7 @@ class WorkflowActivation:
             asked = self._work.question(DIVERGED)
             if asked is not None and (step := await self._answered(asked)) is not None:
                 return step
-            unusable = await self._servers.list_tools(anew=not window.messages)
+            unusable = await self._servers.list_tools(anew=not window.listed)
             if unusable is not None:
                 return await self._finish(Finish("failed", error=unusable))
             execution = await self._code(live)
@@ -157,14 +161,19 @@ class WorkflowActivation:
         assert window.run_id is not None
         if isinstance(live, Live):
             if live.fits(window) and not self._said:
+                self._recorded = live.recorded
                 return live.execution
             live.execution.close()
+        if not window.is_whole:
+            window.known_seq, window.messages, window.is_whole = 0, [], True
+            if self._commits.draft.start_run is None:  # else what was before is of other runs
+                window.apply(await self._reload())
         loaded = await self._load_workflow(window.spec["workflow"])
         messages = [*window.backwards(self._said)][::-1]
-        record, given, prefix = recorded(messages, window.run_id)
+        self._recorded = found = recorded(messages, window.run_id)
         context = WorkflowContext(window.session_id, window.run_id)
-        arguments = read_input(loaded.function, given, window.session_id)
-        execution = Execution(context.whole(loaded.function, arguments), record, prefix)
+        arguments = read_input(loaded.function, found.given, window.session_id)
+        execution = Execution(context.whole(loaded.function, arguments), found.record, found.prefix)
         execution.replay()
         return execution
 
@@ -181,8 +190,10 @@ class WorkflowActivation:
                 break
             for path, outcome, status in results:
                 self._deliver(path, outcome, status, execution)
+        assert self._recorded is not None
         assert self.window.run_id is not None
-        self.window.workflow = Live(execution, self.window.run_id, len(self.window.messages), self._said)
+        self.window.forget_messages()
+        self.window.workflow = Live(execution, self._recorded, self.window.run_id, 0, self._said)
         return await self._step(wait=self._steps.wait_for(self._work.calls.values()))
 
     def _note(self, execution: Execution) -> None:
@@ -200,6 +211,9 @@ class WorkflowActivation:
             )
             for path, _ in new:
                 self._work.begin(path, execution)
+        snapshot = self._recorded.snapshot() if self._recorded is not None else None
+        if snapshot is not None:
+            self._say(snapshot)
 
     def _ask_for(self, calls: list[CallState]) -> None:
         self._commits.draft.steps += calls
@@ -224,7 +238,9 @@ class WorkflowActivation:
         """The code has returned, failed, or wants to begin again."""
         error = execution.error
         if isinstance(error, ContinueAsNew):
-            self._say(taking(CONTINUED, CONTINUED, from_json(rendered(error.arguments).text)))
+            assert self._recorded is not None
+            given = from_json(rendered(error.arguments).text)
+            self._say(taking(CONTINUED, CONTINUED, {"given": given, "times": self._recorded.times + 1}))
             return await self._step()
         if isinstance(error, UnderstudyError):
             return await self._failed(error)
@@ -255,8 +271,9 @@ class WorkflowActivation:
 
     async def _ask_about(self, diverged: WorkflowDiverged) -> Step:
         """Ask a person what shall become of a run whose code asks for other steps than its log has."""
-        said = sum(message.role == "tool" and message.name == DIVERGED for message in self.window.backwards(self._said))
-        call = CallState(step_identifier(self.window.run_id or "", f"{DIVERGED}{said}"), "requested", DIVERGED, "{}")
+        call = CallState(
+            step_identifier(self.window.run_id or "", f"{DIVERGED}{self.window.epoch}"), "requested", DIVERGED, "{}"
+        )
         self._ask_for([call])
         prompt = f"workflow_diverged: {diverged.message}. {diverged.hint} {FAIL!r} ends the run."
         self._commits.draft.asks.append(Ask(call.call_id, QUESTION, presentable(prompt), (RETRY, FAIL)))

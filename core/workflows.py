@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from .messages import Message
+
 WORKFLOW, AGENT = "workflow", "agent"
 """Kinds of sessions (`SessionInfo.kind`)."""
 
@@ -21,11 +25,22 @@ SIGNAL = "signal"
 PUBLISHED = "publish:"
 """How the names begin under which a workflow's published values are recorded."""
 
+CONTINUED, SNAPSHOT = "continued", "snapshot"
+"""The names of records that make all before them needless: the code begins with a new input, or this is what it said.
+"""
+
 MODEL_AGENT = "model"
 """The agent of a workflow's specification that makes the model calls of its `model` steps."""
 
 MOST_SIGNALS = 10_000
 """Signals that may wait for a workflow to ask for them."""
+
+
+def begins_record(entry: Any) -> bool:
+    """Whether an entry of a workflow's log makes the messages before it needless."""
+    if not isinstance(entry, Message) or entry.origin != ORIGIN or entry.role != "system":
+        return False
+    return (entry.extra or {}).get("name") in (CONTINUED, SNAPSHOT)
 
 
 def step_identifier(run_id: str, path: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from understudy.approvals import APPROVE, arguments_problem
-from understudy.errors import InvalidInput, InvalidSpec, NotRunning, UnderstudyError
+from understudy.config import OFFLINE_MODEL
+from understudy.errors import InvalidInput, InvalidSpec, ModelProfileMissing, NotRunning, UnderstudyError
 from understudy.event_wire import EventWire
 from understudy.identifiers import check_identity
 from understudy.manifest import below
@@ -219,6 +220,22 @@ class Requests:
         with node.frames.offered(session_id, spare) as offer:
             accepted, offer.work = await node.journal.submit(asked_by(by, operation), session_id)
         return accepted
+
+    async def require_key(self, session_id: str, request_id: str, by: str = "") -> None:
+        """Refuse a session whose model's key nobody has brought here; what it would be asked would fail for that, after
+        a while. It changes nothing, so that a repetition needs no memory.
+
+        Raises:
+            UnknownSession, ModelProfileMissing: there is none.
+        """
+        node = self._node
+        spec = await node.journal.submit(lambda tx: node.specifications.within(tx, session_id), session_id)
+        if spec["profile"] != OFFLINE_MODEL and not node.profiles.knows(spec["profile"]):
+            raise ModelProfileMissing(
+                f"agent {spec['name']!r} uses model {spec['model']!r}, and no key is known for its model profile "
+                f"{spec['profile']!r}",
+                session_id=session_id,
+            )
 
     async def cancel(self, session_id: str, run_id: str | None, reason: str, request_id: str, by: str = "") -> bool:
         """Ask a run to end, or the one that is current when this arrives first; True if there was one to end."""

@@ -339,6 +339,7 @@ class Session:
 
         Raises:
             UnknownSession, UnknownRun, SessionClosed: there is none, or nobody to send to.
+            ModelProfileMissing: no client has brought the key of the agent's model.
         """
         found = await run_again(ClusterSource(self._connection), self.id, run_id)
         return Run(self._connection, self.id, found[0], None, self._output_type) if found is not None else None

@@ -109,8 +109,7 @@ SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
     "progress_at_death", "restarts", "aborted", "tokens_redone", "cost_used", "cancel_as", "held", "group_state",
     "task_open", "replaced_by", "abandoned", "moved", "redone", "next_spec", "last_span",
-    "merged",
-    "sampled",
+    "merged", "sampled", "record_seq",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 

@@ -114,6 +114,7 @@ class Session(NamespaceTable, table=True):
         last_span: `TRACE-SPAN` of the run that its next one goes on from: its last one, or that of the sub-agent whose
             task is started again in it; empty before there is one.
         sampled: see `Run`; of the current run.
+        record_seq: messages up to this `seq` are not needed to go on: of a workflow, whose record says what they said.
         ended_at, ended_as: when its last run ended, and with what status; 0 and empty before. Indexed, unlike
             `updated_at`, which changes with every commit.
     """
@@ -210,6 +211,7 @@ class Session(NamespaceTable, table=True):
     sampled: int | None = number_column(None)
     ended_at: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     ended_as: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
+    record_seq: int = number_column()
 
 
 class Run(NamespaceTable, table=True):

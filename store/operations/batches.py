@@ -15,7 +15,7 @@ from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.prices import Price
 from understudy.records import Ack, Batch, CallState, Finish
-from understudy.workflows import WORKFLOW
+from understudy.workflows import WORKFLOW, begins_record
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
@@ -81,7 +81,9 @@ def commit(
     first_seq = row.seq + 1
     asks_anew = (batch.wait == "model" and not asks) or steering.comes_first(tx, row, batch)
     for entry in batch.entries[: -batch.request_entries or None] if asks_anew else batch.entries:
-        tx.append(row, entry)
+        seq = tx.append(row, entry)
+        if row.kind == WORKFLOW and begins_record(entry):
+            row.record_seq = seq - 1
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
     refused = _spawn(tx, row, batch) if cancel is None and batch.spawns else ()
     steps.begin(tx, row, batch.steps)
@@ -209,7 +211,9 @@ def _start_run(tx: Transaction, row: SessionRow, run_id: str, merged: tuple[str,
     tx.take_inbox(row, [item.id])
     end = dict.fromkeys(("text", "output", "error", "usage"))
     tx.update_run(row.session_id, run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0)
-    tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
+    seq = tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
+    if row.kind == WORKFLOW:
+        row.record_seq = seq
     if merged:
         follow_ups.merge(tx, row, [inputs[other] for other in merged])
     charging.begin_run(tx, row)

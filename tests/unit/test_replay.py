@@ -100,14 +100,16 @@ def test_code_that_is_run_again_goes_on_where_it_was(order: random.Random, stops
         while not execution.is_over:
             asked(execution), execution.taken()
             if len(delivered) in stops:
-                again = begun(code, copy(execution._record))
-                assert not again.new() and not again.taken()
-                assert list(again.waiting) and set(again.waiting) == set(execution.waiting)
+                again = begun(code, copy(execution.record))
+                assert not again.new()
+                assert not again.taken()
+                assert list(again.waiting)
+                assert set(again.waiting) == set(execution.waiting)
                 execution = again
             path = picks[len(delivered)] if picks else order.choice(sorted(execution.waiting))
             delivered.append(path)
             execution.deliver(path, result(path))
-        return execution.value, delivered, execution._record
+        return execution.value, delivered, execution.record
 
     value, delivered, record = run(stops)
     replayed = begun(code, record)
@@ -127,7 +129,7 @@ def test_changed_code_is_told_what_the_record_has_in_its_place() -> None:
     asked(execution)
     execution.deliver("0", result())
     asked(execution)
-    record = execution._record
+    record = execution.record
 
     async def other_arguments(ctx: WorkflowContext) -> None:
         await ctx.tool(step, "uno")
@@ -161,7 +163,7 @@ def test_a_result_the_code_does_not_wait_for_is_a_divergence() -> None:
     asked(execution)
     execution.deliver("0.1.0", result())
     with pytest.raises(WorkflowDiverged, match=r"step 0\.1\.0 is step .* what it awaits there: 0\.0\.0 \(step\)"):
-        begun(after, execution._record)
+        begun(after, execution.record)
 
 
 def test_patched_is_true_for_new_runs_and_false_for_those_that_were_here() -> None:
@@ -182,7 +184,7 @@ def test_patched_is_true_for_new_runs_and_false_for_those_that_were_here() -> No
     asked(execution)
     execution.deliver("0", result())
     asked(execution)  # "old" is asked for
-    kept = begun(new, copy(execution._record))
+    kept = begun(new, copy(execution.record))
     assert kept.taken() == [("patched:better", "patched", False)]
     kept.deliver("1", result())
     kept.deliver("2", result(1))
@@ -192,7 +194,7 @@ def test_patched_is_true_for_new_runs_and_false_for_those_that_were_here() -> No
     asked(fresh)
     fresh.deliver("0", result())
     assert asked(fresh) == {"1": "new"}
-    again = begun(new, copy(fresh._record))
+    again = begun(new, copy(fresh.record))
     again.deliver("1", result())
     assert again.taken() == []
 
