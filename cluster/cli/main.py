@@ -30,6 +30,7 @@ from . import (
     top_command,
     trace_command,
     up_command,
+    workflow_command,
 )
 from .command import Commands, Json, SessionId, Store, command, connected, print_json
 
@@ -61,6 +62,9 @@ app.command()(dashboards_command.dashboards)
 app.command()(up_command.up)
 app.command()(steering_commands.steer)
 app.command()(steering_commands.fork)
+app.add_typer(workflow_command.app, name="workflow")
+app.command()(workflow_command.signal)
+app.command()(workflow_command.query)
 
 
 def _print_version(wanted: bool) -> None:
