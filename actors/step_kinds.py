@@ -11,8 +11,8 @@ from understudy.approvals import QUESTION
 from understudy.approvals import result_of as answered
 from understudy.errors import InvalidSpec
 from understudy.identifiers import child_identifier, digest
-from understudy.json_text import from_json, to_json
-from understudy.messages import Message, ToolCall, storable
+from understudy.json_text import to_json
+from understudy.messages import Message, ToolCall
 from understudy.records import Ask, CallState, InboxItem, Spawn, child_text
 from understudy.wakeups import WAIT, microseconds
 from understudy.windows import known_window
@@ -21,7 +21,6 @@ from understudy.workflows import ASK_STEP, CHILD_STEPS, EVENT_STEP, MODEL_AGENT,
 from .execution import Outcome, now
 from .output_types import output_of_type
 from .replay import Wanted
-from .step_values import result_type
 from .tools import describe
 from .window import Window
 from .workflow_context import ChildWanted, StoreWanted, ToolWanted
@@ -107,18 +106,10 @@ class Steps:
             made["hash"] = digest(template["hash"], json.dumps(changes, sort_keys=True), to_json(made.get("output")))
         return made
 
-    def value_text(self, step: Wanted, outcome: Outcome) -> str:
-        """The text of a step's result: JSON, where it is `ok` and not a person's answer."""
-        content = storable(outcome.content)
-        if outcome.outcome != "ok" or not isinstance(step, ToolWanted):
-            return content
-        spec = self._window.tools.get(step.tool) or self._tools.get(step.tool) or {}
-        is_text = step.item is not None and result_type(step.item) is str
-        if spec.get("sandbox") or spec.get("task") or "mcp" in spec.get("source", {}):
-            # Another process has rendered it, to whom a text and JSON are one.
-            return to_json(content) if step.item is None or is_text or not _is_json(content) else content
-        # What a person says of a call in doubt is a text, or the value as JSON.
-        return content if _is_json(content) and (content[0] == '"' or not is_text) else to_json(content)
+    def is_rendered_elsewhere(self, tool: str) -> bool:
+        """Whether what a tool returns is rendered by another process, to whom a text and JSON are one."""
+        spec = self._window.tools.get(tool) or self._tools.get(tool) or {}
+        return bool(spec.get("sandbox") or spec.get("task")) or "mcp" in spec.get("source", {})
 
     def wait_for(self, calls: Iterable[CallState]) -> str:
         """What a session waits for with these steps open: a person or a signal first, then a time, then sub-agents."""
@@ -159,11 +150,3 @@ def _asked(call: CallState, step: StoreWanted) -> HandedOver:
         arguments = {"name": step.name, "seconds": step.seconds}
     kind = WAIT if step.tool == SLEEP_STEP else EVENT_STEP
     return HandedOver(waiting, ask=Ask(call.call_id, kind, "", executions=1, arguments=arguments))
-
-
-def _is_json(text: str) -> bool:
-    try:
-        from_json(text)
-    except (ValueError, RecursionError):
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import typing
@@ -10,12 +11,11 @@ from functools import cache
 from typing import Any
 
 from understudy.errors import ToolError, WorkflowError
-from understudy.json_text import to_json
+from understudy.json_text import from_json, to_json
 
 from .execution import MAX_RESULT_CHARACTERS
-from .parameters import ToolContext
 from .results import Result, rendered
-from .tools import LoadedTool
+from .tools import LoadedTool, ToolContext
 
 JSON_TYPES: dict[Any, Any] = {
     str: str, int: int, float: (float, int), bool: bool, dict: dict, list: list, type(None): type(None),
@@ -62,8 +62,8 @@ def shown(value: Any) -> str:
 
 
 def of_step(loaded: LoadedTool) -> LoadedTool:
-    """A tool whose results are JSON, also where they are texts; so is what it finds out about a call."""
-    function, reconcile = loaded.function, loaded.reconcile
+    """A tool whose results are JSON, also where they are texts."""
+    function = loaded.function
 
     def called(*arguments: Any, **keywords: Any) -> Result:
         return _as_json(loaded.name, function(*arguments, **keywords))
@@ -71,20 +71,37 @@ def of_step(loaded: LoadedTool) -> LoadedTool:
     async def awaited(*arguments: Any, **keywords: Any) -> Result:
         return _as_json(loaded.name, await function(*arguments, **keywords))
 
-    def found_out(context: ToolContext) -> Any:
-        assert reconcile is not None
-        found = reconcile(context)
-        return _later(loaded.name, found) if inspect.iscoroutine(found) else _as_json(loaded.name, found)
+    reconcile = loaded.reconcile
 
+    def found(context: ToolContext) -> Any:
+        value = reconcile(context) if reconcile is not None else None
+        return _awaited(loaded.name, value) if asyncio.iscoroutine(value) else _as_json(loaded.name, value)
+
+    async def found_later(context: ToolContext) -> Result:
+        assert reconcile is not None
+        return _as_json(loaded.name, await reconcile(context))
+
+    finder = found_later if inspect.iscoroutinefunction(reconcile) else found
     return dataclasses.replace(
-        loaded,
-        function=awaited if loaded.is_async else called,
-        reconcile=found_out if reconcile is not None else None,
+        loaded, function=awaited if loaded.is_async else called, reconcile=None if reconcile is None else finder
     )
 
 
-async def _later(name: str, found: Coroutine[Any, Any, Any]) -> Result:
-    return _as_json(name, await found)
+def as_value(content: str, kind: Any) -> str:
+    """JSON of a result that a person has written, or another process, to whom a text and JSON are one."""
+    return content if kind is not str and _is_json(content) else to_json(content)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        from_json(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+async def _awaited(name: str, value: Coroutine[Any, Any, Any]) -> Result:
+    return _as_json(name, await value)
 
 
 def _as_json(name: str, value: Any) -> Result:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from msgspec.structs import replace
 
+from understudy.approvals import IN_DOUBT
 from understudy.ports import Node
 from understudy.protocol import FrameIdentity
 from understudy.records import CallState, InboxItem
@@ -23,7 +25,7 @@ from .replay import Execution
 from .servers import Servers
 from .skills import Skills, described
 from .step_kinds import Steps, result_of
-from .step_values import of_step
+from .step_values import as_value, of_step, result_type
 from .task_calls import TaskCalls
 from .tool_calls import COALESCE_SECONDS, WATCH_AFTER_SECONDS
 from .tools import LoadedTool
@@ -85,7 +87,7 @@ class StepWork:
         """Do what is due about a step; nothing while others are at it."""
         call, step = self.calls[path], execution.waiting[path]
         work: Coroutine[Any, Any, Outcome | None]
-        if call.state == "finished":
+        if call.state == "finished" and not isinstance(step, ToolWanted):
             work = self._known(call)
         elif isinstance(step, ToolWanted):
             if call.state in ("asked", "waiting") and self._outcomes.answer_to(call) is None:
@@ -115,12 +117,18 @@ class StepWork:
         return None
 
     async def _tool(self, path: str, call: CallState, step: ToolWanted) -> Outcome | None:
-        spec = self._steps.tool(step)
-        if isinstance(spec, Outcome):
+        spec, by_person = self._steps.tool(step), call.state == "asked" and call.question == IN_DOUBT
+        if call.state == "finished":
+            outcome: Outcome | None = await self._known(call)
+        elif isinstance(spec, Outcome):
             return await self._outcomes.conclude(call, spec, executions=0)
-        outcome = await self._outcomes.run(call, spec, self._limit)
+        else:
+            outcome = await self._outcomes.run(call, spec, self._limit)
         if outcome is None:  # a person is asked
             self.calls[path] = replace(call, state="asked")
+        elif outcome.outcome == "ok" and (by_person or self._steps.is_rendered_elsewhere(step.tool)):
+            kind = result_type(step.item) if step.item is not None else None
+            outcome = dataclasses.replace(outcome, content=as_value(outcome.content, kind))
         return outcome
 
     async def results(self, execution: Execution) -> list[Arrived]:

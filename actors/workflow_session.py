@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from understudy.approvals import QUESTION
 from understudy.errors import Fenced, UnderstudyError, UnknownSession, WorkflowDiverged, WorkflowError
 from understudy.json_text import from_json
-from understudy.messages import Message
+from understudy.messages import Message, storable
 from understudy.ports import Node
 from understudy.protocol import FrameIdentity
 from understudy.records import Ask, CallState, Finish
@@ -222,7 +222,7 @@ class WorkflowActivation:
 
     def _deliver(self, path: str, outcome: Outcome, status: str, execution: Execution) -> None:
         """Record a step's result, and give it to the code."""
-        text = self._steps.value_text(execution.waiting[path], outcome)
+        text = storable(outcome.content)
         self._settle(path, outcome.outcome, text, status)
         execution.deliver(path, Result(outcome.outcome, text, status))
 

@@ -65,6 +65,27 @@ def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
+def _find_out(ctx: ToolContext) -> Part:
+    """What became of a `charge` whose actor died."""
+    return Part(name=ctx.call_key, size=ctx.arguments["amount"])
+
+
+@tool(on_crash=_find_out)
+def charge(amount: int) -> Part:
+    """Lasts until the test lets it go; who dies meanwhile is found out about."""
+    begun.set()
+    released.wait(PATIENCE)
+    return Part(name="not found out", size=amount)
+
+
+@tool(on_crash="ask")
+def ship(item: str) -> list[str]:
+    """The same; a person is asked."""
+    begun.set()
+    released.wait(PATIENCE)
+    return [item]
+
+
 @tool(on_crash="rerun")
 def hold() -> str:
     """Lasts until the test lets it go."""
@@ -313,6 +334,39 @@ def test_a_killed_actor_changes_nothing(cluster: LocalCluster) -> None:
     assert done == {"first": 1, "third": 1}
 
 
+@workflow
+async def charges(ctx: WorkflowContext) -> Any:
+    """A call about which its tool finds out."""
+    part = await ctx.tool(charge, 5)
+    assert isinstance(part, Part)
+    return part
+
+
+@workflow
+async def ships(ctx: WorkflowContext) -> Any:
+    """A call about which a person is asked."""
+    return await ctx.tool(ship, "book")
+
+
+def test_a_call_in_doubt_has_a_value_as_any_other(cluster: LocalCluster) -> None:
+    """What is found out about a call, by its tool or by a person, is the step's value, of the tool's own type."""
+    run = cluster.workflow(charges, session_id="w", run_id="r")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("w")
+    released.set()
+    assert output(run) == {"name": "w/r/0", "size": 5}
+    begun.clear()
+    released.clear()
+    run = cluster.workflow(ships, session_id="v")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("v")
+    paused = run.result(PATIENCE)
+    released.set()
+    assert paused.pending[0].kind == "in_doubt"
+    cluster.session("v").answer(paused.pending[0], '["book", "shipped"]')
+    assert output(run) == ["book", "shipped"]
+
+
 def test_changed_code_asks_what_to_do(cluster: LocalCluster) -> None:
     """Code that asks for other steps than the log has stops and asks; once it is mended the run goes on from there."""
     run = cluster.workflow(changes, session_id="w")
@@ -415,82 +469,3 @@ def test_a_workflow_that_waits_for_long_holds_nothing(cluster: LocalCluster) -> 
     assert session.info().actor_pid is None
     assert run.cancel()
     assert run.result(PATIENCE).status == "cancelled"
-
-
-def looked_up(context: ToolContext) -> str:
-    """What became of a call of `risky`."""
-    return f"{context.arguments['name']} was there"
-
-
-async def looked_up_later(context: ToolContext) -> dict[str, str]:
-    """The same, as data."""
-    return {"found": context.arguments["name"]}
-
-
-def _risky(name: str) -> None:
-    done[name] += 1
-    begun.set()
-    released.wait(PATIENCE)
-
-
-@tool(on_crash=looked_up)
-def risky(name: str) -> str:
-    """Whether it was done is found out."""
-    _risky(name)
-    return "done"
-
-
-@tool(on_crash=looked_up_later)
-def risky_data(name: str) -> dict[str, str]:
-    """The same, as data."""
-    _risky(name)
-    return {}
-
-
-@tool(on_crash="ask")
-def doubtful(name: str) -> str:
-    """A person says whether it was done."""
-    _risky(name)
-    return "done"
-
-
-@tool(on_crash="ask")
-def doubtful_number(name: str) -> int:
-    """The same, of a number."""
-    _risky(name)
-    return 0
-
-
-@workflow(tools=[risky, risky_data, doubtful, doubtful_number])
-async def dares(ctx: WorkflowContext, tool: str) -> Any:
-    """One call."""
-    return await ctx.tool(tool, name="x")
-
-
-@workflow
-async def dares_typed(ctx: WorkflowContext, number: bool) -> Any:
-    """One call that a person answers for."""
-    return await (ctx.tool(doubtful_number, "x") if number else ctx.tool(doubtful, "x"))
-
-
-@pytest.mark.parametrize(("tool", "expected"), [("risky", "x was there"), ("risky_data", {"found": "x"})])
-def test_what_became_of_a_step_is_found_out(cluster: LocalCluster, tool: str, expected: Any) -> None:
-    """Given a tool whose function finds out what became of a call, when the actor dies during the call, then what that
-    returns is the step's value, and the call is not made again."""
-    run = cluster.workflow(dares, tool, session_id="w")
-    assert begun.wait(PATIENCE)
-    assert cluster.kill("w")
-    assert output(run) == expected
-    assert done["x"] == 1
-
-
-@pytest.mark.parametrize(("number", "said", "expected"), [(False, "sent", "sent"), (False, "7", "7"), (True, "7", 7)])
-def test_a_person_knows_what_became_of_a_step(cluster: LocalCluster, number: bool, said: str, expected: Any) -> None:
-    """Given a call in doubt, when a person says what its result is, then that is the step's value: the text, or what
-    the text is as JSON where the function does not return texts."""
-    run = cluster.workflow(dares_typed, number, session_id="w")
-    assert begun.wait(PATIENCE)
-    assert cluster.kill("w")
-    cluster.session("w").answer(run.result(PATIENCE).pending[0], said)
-    assert output(run) == expected
-    assert done["x"] == 1
