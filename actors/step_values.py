@@ -52,7 +52,7 @@ def typed(value: Any, kind: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_json(to_json(value))
     except ValidationError as error:
-        raise WorkflowError(f"the result is no {getattr(kind, '__name__', kind)}: {error}") from None
+        raise WorkflowError(f"{shown(value)} is no {getattr(kind, '__name__', kind)}: {error}") from None
 
 
 def shown(value: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from understudy.errors import InvalidInput
+from understudy.errors import InvalidInput, WorkflowError
 from understudy.json_text import from_json, to_json
 from understudy.messages import NEVER, Message
 from understudy.workflows import CONTINUED, ORIGIN, SNAPSHOT, step_path
@@ -102,32 +102,50 @@ def _of_snapshot(value: dict[str, Any]) -> Record:
     return Record(asked, results, {key: (name, taken) for key, (name, taken) in value["taken"].items()}, len(results))
 
 
-def read_input(function: Callable[..., Any], given: str | dict[str, Any], session_id: str) -> dict[str, Any]:
-    """The arguments of a workflow's function, by name, as the types that it says.
+def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a workflow's function takes behind its context: types by name, None where it says none."""
+    try:
+        types = typing.get_type_hints(inspect.unwrap(function))
+    except Exception:  # a name that only type checkers know
+        types = {}
+    return {name: types.get(name) for name in [*inspect.signature(function).parameters][1:]}
+
+
+def input_values(function: Callable[..., Any], given: str | dict[str, Any], session_id: str) -> dict[str, Any]:
+    """An input as JSON data by the names of the function's parameters.
 
     Args:
         given: the run's input, JSON of an object with an entry for each parameter; a text for the only parameter.
 
     Raises:
+        InvalidInput: it is none of these.
+    """
+    if not isinstance(given, str):
+        return dict(given)
+    try:
+        values = from_json(given)
+    except (ValueError, RecursionError):
+        values = None
+    if isinstance(values, dict):
+        return values
+    names = [*parameter_types(function)]
+    if len(names) == 1:
+        return {names[0]: given}
+    expected = ", ".join(names) or "none"
+    raise InvalidInput(f"the input must be a JSON object with the parameters: {expected}", session_id=session_id)
+
+
+def read_input(function: Callable[..., Any], given: str | dict[str, Any], session_id: str) -> dict[str, Any]:
+    """The arguments of a workflow's function, by name, as the types that it says. See `input_values`.
+
+    Raises:
         InvalidInput: the function does not take it.
     """
-    parameters = list(inspect.signature(function).parameters.values())[1:]
-    values: Any = given
-    if isinstance(given, str):
+    bound = arguments_of(function, (), input_values(function, given, session_id))
+    types, found = parameter_types(function), dict[str, Any]()
+    for name, value in bound.items():
         try:
-            values = from_json(given)
-        except (ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict):
-            if len(parameters) != 1:
-                names = ", ".join(parameter.name for parameter in parameters) or "none"
-                raise InvalidInput(
-                    f"the input must be a JSON object with the parameters: {names}", session_id=session_id
-                )
-            values = {parameters[0].name: given}
-    try:
-        types = typing.get_type_hints(inspect.unwrap(function))
-    except Exception:  # a name that only type checkers know
-        types = {}
-    bound = arguments_of(function, (), dict(values))
-    return {name: typed(value, types.get(name)) for name, value in bound.items()}
+            found[name] = typed(value, types.get(name))
+        except WorkflowError as error:
+            raise InvalidInput(f"{name}: {error.message}", session_id=session_id) from None
+    return found

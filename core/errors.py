@@ -454,7 +454,7 @@ class WorkflowError(UnderstudyError):
     """A workflow's code failed, or did what a workflow's code may not do."""
 
     code = "workflow_error"
-    hint = "`understudy messages SESSION` has its steps; docs/workflows.md says what its code may do."
+    hint = "`understudy workflow status SESSION` has its steps; docs/workflows.md says what its code may do."
 
 
 class StepFailed(WorkflowError):

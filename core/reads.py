@@ -6,7 +6,7 @@ own are public as they are. Events come in wire form (`EventWire`), messages as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
@@ -52,6 +52,62 @@ class Wakeup:
     prompt: str
     due_at: int
     every: float | None
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """A step of a workflow that has no result yet.
+
+    Attributes:
+        path: its place in the code; with the run's id in front it is the id of its call.
+        tool: its name, or `agent`, `model`, `workflow`, `ask`, `sleep` or `event`.
+        arguments: JSON text, cut off where it is long.
+        state: of its call: `requested`, `started`, `asked` (a person is), `waiting` (for a time or a signal) or
+            `finished` (the code has not got the result yet).
+        since: microseconds since 1970 UTC: when it came to that.
+        child_id: the session that does it; None without one.
+    """
+
+    path: str
+    tool: str
+    arguments: str
+    state: str
+    since: int
+    child_id: str | None = None
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step of a workflow with its result.
+
+    Attributes:
+        outcome: `ok`, or what has become of it instead (`ToolFinished.outcome`).
+        text: the result, cut off where it is long.
+        at: microseconds since 1970 UTC.
+    """
+
+    path: str
+    tool: str
+    outcome: str
+    text: str
+    at: int
+
+
+@dataclass(frozen=True)
+class WorkflowStatus:
+    """What a workflow is at, of its current run or else of its last one.
+
+    Attributes:
+        run_id: None if it had none.
+        open: steps without a result, in the order of their calls' ids.
+        done: the last steps that have a result, the latest first.
+        published: values by name, as they are by now.
+    """
+
+    run_id: str | None
+    open: tuple[OpenStep, ...] = ()
+    done: tuple[StepDone, ...] = ()
+    published: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

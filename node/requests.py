@@ -88,6 +88,7 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "latest_runs": overview.latest_runs,
     "budgets": overview.budgets,
     "published": workflows.published,
+    "workflow_status": workflows.status,
 }
 
 ANSWER_UNFIT = "answer to call {!r} must be JSON that fits what is asked for"

@@ -15,9 +15,11 @@ from rich.tree import Tree
 
 from understudy.approvals import APPROVAL, IN_DOUBT
 from understudy.events import Event
+from understudy.json_text import to_json
 from understudy.messages import Message, Usage
 from understudy.prices import money
 from understudy.reads import BudgetUse, DrainInfo, PendingInput, RunRecord, Wakeup
+from understudy.workflows import ORIGIN, SNAPSHOT, WORKFLOW, step_path
 
 from ..client.results import ServiceInfo, SessionInfo
 
@@ -178,14 +180,30 @@ def print_session(
     print_budgets(info.id, budgets, console)
     for run in runs:
         error = f": {escape(run.error['message'])}" if run.error else ""
-        console.print(f"[bold]run[/bold] {run.run_id} {styled(run.status)}, {run.rounds} rounds{error}")
+        rounds = f", {run.rounds} rounds" if info.kind != WORKFLOW else ""
+        console.print(f"[bold]run[/bold] {run.run_id} {styled(run.status)}{rounds}{error}")
     for session_id, asked in pending.items():
         print_pending(session_id, asked, console)
     print_wakeups(wakeups, console)
     for message in messages:
+        if message.origin == ORIGIN:
+            _print_steps(message, console)
+            continue
         console.print(f"[dim]{message.seq:>4} {message.role}[/dim] {escape(message.text[:2000])}")
         for call in message.tool_calls:
             console.print(f"[dim]     calls[/dim] {escape(call.name)} {escape(call.arguments[:500])}")
+
+
+def _print_steps(message: Message, console: Console) -> None:
+    """What a workflow's code has asked for, or the value that it has taken."""
+    for call in message.tool_calls:
+        path = step_path(message.run_id or "", call.call_id)
+        console.print(f"[dim]{message.seq:>4} step {path}[/dim] {escape(call.name)} {escape(call.arguments[:500])}")
+    if message.role == "system":
+        taken = message.extra or {}
+        name = str(taken.get("name"))
+        value = "" if name == SNAPSHOT else f" = {to_json(taken.get('value'))[:500]}"  # of what stands above it
+        console.print(f"[dim]{message.seq:>4} value[/dim] {escape(name + value)}")
 
 
 def print_events(found: list[Event]) -> None:

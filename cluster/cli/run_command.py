@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from understudy.config import OFFLINE_MODEL, Settings, redact
-from understudy.errors import DeadlineExceeded, InvalidInput, UnknownSession
+from understudy.errors import DeadlineExceeded, InvalidInput, UnderstudyError, UnknownSession
 from understudy.events import SessionMigrated
 from understudy.identifiers import identifier_problem
 from understudy.json_text import jsonable
 from understudy.protocol import content_problem
 from understudy.records import FAILED_STATUSES
+from understudy.workflows import WORKFLOW
 
 from .command import TERMINATED, Json, Store, Terminated, command, connected, errors, print_json
 from .rendering import escape
@@ -218,8 +219,18 @@ def _follow(
         else:
             if result.status in FAILED_STATUSES:
                 _hint("do it again", "resume", session.id, "--again", store=store)
-            _hint("continue", "run", "--session", session.id, '"…"', store=store)
+            _hint(*_next(session), store=store)
     return WAITS if result is None or result.pending else 0 if result.ok else 1
+
+
+def _next(session: Session) -> tuple[str, ...]:
+    """What can be done with a session whose run has ended: what for, and the command's words."""
+    try:
+        if session.info().kind == WORKFLOW:
+            return "its steps", "workflow", "status", session.id
+    except UnderstudyError:  # the result is there all the same
+        pass
+    return "continue", "run", "--session", session.id, '"…"'
 
 
 def _at_terminal() -> bool:
@@ -238,13 +249,14 @@ def _end(result: RunResult, screen: Screen) -> None:
     """The answer, unless it was streamed, and how the run ended."""
     from .following import tokens
 
-    if result.text and not screen.streams:
+    if result.text and not (screen.streams and result.rounds):  # no round: a workflow's, which no model has written
         print(result.text, flush=True)
     if not result.ok:
         reason = (result.error or {}).get("message", "")
         why = "" if reason in screen.last else f" {escape(reason)}"  # a failed model call has just said the same
         errors.print(f"[red]{result.status}[/red]{why}", soft_wrap=True)
-    errors.print(f"[dim]session {result.session_id}, {tokens(result)}[/dim]", soft_wrap=True)
+    took = f", {tokens(result)}" if result.rounds else ""
+    errors.print(f"[dim]session {result.session_id}{took}[/dim]", soft_wrap=True)
 
 
 def _hint(what: str, *words: str, store: str | None) -> None:

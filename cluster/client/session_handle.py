@@ -30,7 +30,7 @@ from understudy.protocol import (
     Steered,
     content_problem,
 )
-from understudy.reads import BudgetUse, Note, PendingInput, RunRecord, SessionRecord, Wakeup
+from understudy.reads import BudgetUse, Note, PendingInput, RunRecord, SessionRecord, Wakeup, WorkflowStatus
 from understudy.records import PAGE
 from understudy.wakeups import name_problem, wakeup_problem
 
@@ -147,6 +147,16 @@ class Session:
         """The value that a workflow has published last under a name (`WorkflowContext.publish`); None without any."""
         found = await self._connection.read(dict[str, Any], "published", self.id, name)
         return found.get("value")
+
+    @client_method
+    async def workflow_status(self) -> WorkflowStatus:
+        """What a workflow is at: its open steps, the last results, and what it has published.
+
+        Raises:
+            InvalidInput: the session is no workflow.
+            UnknownSession: there is no such session.
+        """
+        return await self._connection.read(WorkflowStatus, "workflow_status", self.id)
 
     @client_method
     async def fork(self, at: int, *, session_id: str | None = None) -> Session:

@@ -1,16 +1,20 @@
-"""What workflows let others see."""
+"""What workflows let others see: the values that they publish, and what they are at."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
-from understudy.workflows import ORIGIN, PUBLISHED
+from understudy.errors import InvalidInput
+from understudy.messages import Message
+from understudy.reads import OpenStep, StepDone, WorkflowStatus
+from understudy.workflows import ORIGIN, PUBLISHED, WORKFLOW, step_path
 
 from ..db.prepared import read
-from ..db.statements import MESSAGE
-from .queries import session_info
+from ..db.statements import MESSAGE, SELECT_STEPS
+from .queries import runs, session_info
 
 AT_ONCE = 200
 """Records that are read at a time, from the end of a log."""
@@ -24,19 +28,80 @@ SELECT_RECORDS = (
         MESSAGE.c.seq < bindparam("before"),
     )
     .order_by(MESSAGE.c.seq.desc())
-    .limit(AT_ONCE)
+    .limit(bindparam("limit"))
 )
+
+LAST_STEPS = 10
+"""Steps with a result that a status has."""
+
+SHOWN = 500
+"""Characters of arguments and results that a status has."""
 
 
 def published(connection: Connection, namespace: str, session_id: str, name: str) -> dict[str, Any]:
     """`{"value": …}` that a workflow has published last under a name; empty if it has not. Raises `UnknownSession`."""
     before = session_info(connection, namespace, session_id).seq + 1
+    for extra in _records(connection, namespace, session_id, before):
+        if extra.get("name") == PUBLISHED + name:
+            return {"value": extra.get("value")}
+    return {}
+
+
+def status(connection: Connection, namespace: str, session_id: str) -> WorkflowStatus:
+    """What a workflow is at.
+
+    Raises:
+        UnknownSession: there is no such session.
+        InvalidInput: it is no workflow.
+    """
+    info = session_info(connection, namespace, session_id)
+    if info.kind != WORKFLOW:
+        raise InvalidInput(
+            "the session is no workflow; `understudy show SESSION` has what it is at", session_id=session_id
+        )
+    begun = [run.run_id for run in runs(connection, namespace, session_id) if run.started_at]
+    run_id = info.run_id or (begun[-1] if begun else None)
+    if run_id is None:
+        return WorkflowStatus(None)
+    steps = read(connection, SELECT_STEPS, ns=namespace, session=session_id)
+    opened = [
+        OpenStep(
+            step_path(run_id, row["call_id"]), row["tool"], row["arguments"][:SHOWN], row["state"], row["updated_at"],
+            row["child_id"],
+        )
+        for row in steps
+        if row["run_id"] == run_id and row["state"] != "done"
+    ]  # fmt: skip
+    before = info.seq + 1
+    values: dict[str, Any] = {}
+    for extra in _records(connection, namespace, session_id, before, run_id):
+        if str(extra.get("name")).startswith(PUBLISHED):
+            values.setdefault(str(extra["name"]).removeprefix(PUBLISHED), extra.get("value"))
+    where: dict[str, Any] = {"ns": namespace, "session": session_id, "before": before}
+    rows = read(connection, SELECT_RECORDS, **where, role="tool", limit=LAST_STEPS)
+    said = [Message.from_wire(row["body"]) for row in rows]
+    done = [_done(run_id, message) for message in said if message.run_id == run_id]
+    return WorkflowStatus(run_id, tuple(opened), tuple(done), values)
+
+
+def _done(run_id: str, message: Message) -> StepDone:
+    outcome = (message.extra or {}).get("outcome", "ok")
+    path = step_path(run_id, message.tool_call_id or "")
+    return StepDone(path, message.name or "", outcome, message.text[:SHOWN], message.created_at)
+
+
+def _records(
+    connection: Connection, namespace: str, session_id: str, before: int, run_id: str | None = None
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """The values that a workflow has taken, the latest first: all, or those of its last run, which this is."""
     while True:
-        rows = read(connection, SELECT_RECORDS, ns=namespace, session=session_id, role="system", before=before)
+        where: dict[str, Any] = {"ns": namespace, "session": session_id, "before": before}
+        rows = read(connection, SELECT_RECORDS, **where, role="system", limit=AT_ONCE)
         for row in rows:
-            extra = row["body"].get("extra") or {}
-            if row["body"].get("origin") == ORIGIN and extra.get("name") == PUBLISHED + name:
-                return {"value": extra.get("value")}
+            if run_id is not None and row["body"].get("run_id") != run_id:
+                return
+            if row["body"].get("origin") == ORIGIN:
+                yield row["body"].get("extra") or {}
         if len(rows) < AT_ONCE:
-            return {}
+            return
         before = rows[-1]["seq"]

@@ -61,7 +61,7 @@ MODULES = {
     module_name(path.relative_to(ROOT)): path.relative_to(ROOT)
     for folder in MAY_IMPORT
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if path.relative_to(ROOT).parts[:2] != ("examples", "jobs")  # programs as users write them
+    if path.relative_to(ROOT).parts[:2] not in (("examples", "jobs"), ("examples", "workflows"))  # as users write them
 }
 
 

@@ -427,7 +427,7 @@ def test_inputs_that_do_not_fit_are_refused(cluster: LocalCluster) -> None:
     assert (error["code"], "number, total" in error["message"]) == ("invalid_input", True)
     error = cluster.session("w").send('{"number": "many"}').result(PATIENCE).error
     assert error is not None
-    assert error["code"] == "workflow_error"
+    assert (error["code"], error["message"]) == ("invalid_input", 'number: "many" is no int')
     with pytest.raises(SessionConflict):
         cluster.workflow(broken, "x", session_id="w")
     with pytest.raises(InvalidInput, match="signal"):

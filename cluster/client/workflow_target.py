@@ -1,0 +1,101 @@
+"""Workflows as the command line names them, and their inputs as it has them: texts."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from understudy.actors.workflow import definition_of
+from understudy.actors.workflow_record import input_values, parameter_types, read_input
+from understudy.errors import InvalidInput, UnderstudyError
+from understudy.json_text import from_json, to_json
+
+from .agent_resolving import import_from
+
+FORMS = "name a workflow as MODULE:FUNCTION or FILE.py:FUNCTION"
+
+
+def find_workflow(target: str, directory: Path) -> Callable[..., Any]:
+    """The function that a target names. Its module is imported, which runs its code.
+
+    Args:
+        target: `MODULE:FUNCTION`, found from the directory as well, or `FILE.py:FUNCTION`, a path from there.
+
+    Raises:
+        InvalidInput: there is no such workflow.
+    """
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise InvalidInput(f"{target!r} has no function: {FORMS}")
+    module = _file(directory / Path(place).expanduser()) if place.endswith(".py") else _module(place, directory)
+    found = getattr(module, name, None)
+    if definition_of(found) is None:
+        marked = [key for key, value in vars(module).items() if definition_of(value) is not None]
+        there = f"there are: {', '.join(marked)}" if marked else "there is none"
+        raise InvalidInput(f"{place} has no function {name!r} that is decorated with @workflow; {there}")
+    assert found is not None
+    return found  # type: ignore[no-any-return]
+
+
+def _module(name: str, directory: Path) -> ModuleType:
+    import_from(directory)
+    return _imported(name, name)
+
+
+def _file(path: Path) -> ModuleType:
+    """A file as the module that other processes will import: by its name, from its directory."""
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path}: {FORMS}")
+    if not path.stem.isidentifier():
+        raise InvalidInput(f"{path.name} can't be imported: a module's name has letters, digits and underscores only")
+    import_from(path.resolve().parent)
+    module = _imported(path.stem, str(path))
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != path.resolve():
+        raise InvalidInput(f"another module is named {path.stem} ({found}): give {path.name} another name")
+    return module
+
+
+def _imported(name: str, shown: str) -> ModuleType:
+    try:
+        return importlib.import_module(name) if name not in sys.modules else sys.modules[name]
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise InvalidInput(f"{shown} can't be imported: {type(error).__name__}: {error}") from None
+
+
+def input_of(function: Callable[..., Any], given: str | None, pairs: Sequence[str]) -> dict[str, Any]:
+    """The arguments of a workflow's function, as JSON data, checked against what it takes.
+
+    Args:
+        given: a JSON object, or a text for the only parameter; None for nothing.
+        pairs: `NAME=VALUE`, which go over that. A value is JSON, or a text: where the parameter is a text, and where it
+            is no JSON.
+
+    Raises:
+        InvalidInput: the function does not take these.
+    """
+    types = parameter_types(function)
+    values = input_values(function, given, "") if given is not None else {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise InvalidInput(f"{pair!r} is no NAME=VALUE: the parameters are {', '.join(types) or 'none'}")
+        value = text if types.get(name) is str else _json(text)
+        values[name] = text if value is None and text != "null" else value
+    try:
+        read_input(function, to_json(values), "")
+    except UnderstudyError as error:
+        raise InvalidInput(error.message) from None
+    return values
+
+
+def _json(text: str) -> Any:
+    """What a text is as JSON; None if it is none."""
+    try:
+        return from_json(text)
+    except (ValueError, RecursionError):
+        return None
