@@ -18,6 +18,8 @@ from understudy.store.check.check import check
 from understudy.store.db.engine import Database
 from understudy.testing import LocalCluster
 
+from .. import tiers
+
 PATIENCE = 30.0
 
 done: Counter[str] = Counter()
@@ -469,3 +471,32 @@ def test_a_workflow_that_waits_for_long_holds_nothing(cluster: LocalCluster) -> 
     assert session.info().actor_pid is None
     assert run.cancel()
     assert run.result(PATIENCE).status == "cancelled"
+
+
+@tool(on_crash="rerun")
+def post(key: str) -> str:
+    """Idempotent by its key."""
+    done[key] += 1
+    return str(done.total())
+
+
+@workflow
+async def posts(ctx: WorkflowContext) -> str:
+    """A key that is taken, and a value of a tool, are arguments of tools that may run twice."""
+    first = await ctx.tool(post, await ctx.uuid())
+    return await ctx.tool(post, f"behind {first}")
+
+
+@pytest.mark.sweep
+def test_a_tool_that_runs_again_gets_the_same_arguments() -> None:
+    """Given tools that may run twice, whose arguments are values that the code has taken and other tools' results, when
+    the actor dies at any point, then each is called with the same arguments again."""
+    with LocalCluster() as clean:
+        output(clean.workflow(posts, session_id="w"))
+        points = list(clean.points)
+    for at in tiers.points(range(len(points))):
+        done.clear()
+        with LocalCluster() as cluster:
+            cluster.kill_at(at)
+            output(cluster.workflow(posts, session_id="w"))
+        assert len(done) == 2, (points[at], done)
