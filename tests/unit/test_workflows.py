@@ -13,7 +13,10 @@ import pytest
 from pydantic import BaseModel
 
 from understudy import AgentSpec, Run, StepFailed, StepTimeout, ToolContext, WorkflowContext, tool, workflow
+from understudy.cluster.client import background
+from understudy.cluster.client.follower import asked
 from understudy.errors import InvalidInput, InvalidSpec, NotRunning, RunConflict, SessionConflict
+from understudy.protocol import Signal
 from understudy.store.check.check import check
 from understudy.store.db.engine import Database
 from understudy.testing import LocalCluster
@@ -500,3 +503,20 @@ def test_a_tool_that_runs_again_gets_the_same_arguments() -> None:
             cluster.kill_at(at)
             output(cluster.workflow(posts, session_id="w"))
         assert len(done) == 2, (points[at], done)
+
+
+def test_a_repeated_signal_is_one(cluster: LocalCluster) -> None:
+    """A signal whose request arrives twice is taken by one step, also where another one waits for its name by then."""
+    run = cluster.workflow(waits_for_signals, session_id="w")
+
+    def send(payload: int, request: str) -> bool:
+        nodes = cluster._local._nodes
+        return background.wait(asked(nodes, bool, "w", "signal", "w", Signal("a", payload), request, ""))
+
+    first = send(0, "one")
+    assert send(0, "one") is first
+    send(1, "two")
+    send(2, "three")
+    send(1, "two")
+    cluster.session("w").signal("b", "only")
+    assert output(run) == [0, 1, "only", 2]
