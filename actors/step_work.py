@@ -117,12 +117,18 @@ class StepWork:
         return None
 
     async def _tool(self, path: str, call: CallState, step: ToolWanted) -> Outcome | None:
+        """Have a tool's call done. What led to it is committed before it begins, also the values that the code has
+        taken: run again, the code asks for this very call."""
         spec, by_person = self._steps.tool(step), call.state == "asked" and call.question == IN_DOUBT
         if call.state == "finished":
             outcome: Outcome | None = await self._known(call)
         elif isinstance(spec, Outcome):
             return await self._outcomes.conclude(call, spec, executions=0)
         else:
+            if spec["on_crash"] == "rerun":  # other tools have a commit of their own before they begin
+                await self._commits.flush()
+                if self._window.stops:
+                    return Outcome("cancelled", "cancelled")
             outcome = await self._outcomes.run(call, spec, self._limit)
         if outcome is None:  # a person is asked
             self.calls[path] = replace(call, state="asked")

@@ -32,7 +32,7 @@ def find_workflow(target: str, directory: Path) -> Callable[..., Any]:
     if not place or not name:
         raise InvalidInput(f"{target!r} has no function: {FORMS}")
     module = _file(directory / Path(place).expanduser()) if place.endswith(".py") else _module(place, directory)
-    found = getattr(module, name, None)
+    found: Any = getattr(module, name, None)
     if definition_of(found) is None:
         marked = [key for key, value in vars(module).items() if definition_of(value) is not None]
         there = f"there are: {', '.join(marked)}" if marked else "there is none"

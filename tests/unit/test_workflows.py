@@ -13,10 +13,15 @@ import pytest
 from pydantic import BaseModel
 
 from understudy import AgentSpec, Run, StepFailed, StepTimeout, ToolContext, WorkflowContext, tool, workflow
+from understudy.cluster.client import background
+from understudy.cluster.client.follower import asked
 from understudy.errors import InvalidInput, InvalidSpec, NotRunning, RunConflict, SessionConflict
+from understudy.protocol import Signal
 from understudy.store.check.check import check
 from understudy.store.db.engine import Database
 from understudy.testing import LocalCluster
+
+from .. import tiers
 
 PATIENCE = 30.0
 
@@ -469,3 +474,49 @@ def test_a_workflow_that_waits_for_long_holds_nothing(cluster: LocalCluster) -> 
     assert session.info().actor_pid is None
     assert run.cancel()
     assert run.result(PATIENCE).status == "cancelled"
+
+
+@tool(on_crash="rerun")
+def post(key: str) -> str:
+    """Idempotent by its key."""
+    done[key] += 1
+    return str(done.total())
+
+
+@workflow
+async def posts(ctx: WorkflowContext) -> str:
+    """A key that is taken, and a value of a tool, are arguments of tools that may run twice."""
+    first = await ctx.tool(post, await ctx.uuid())
+    return await ctx.tool(post, f"behind {first}")
+
+
+@pytest.mark.sweep
+def test_a_tool_that_runs_again_gets_the_same_arguments() -> None:
+    """Given tools that may run twice, whose arguments are values that the code has taken and other tools' results, when
+    the actor dies at any point, then each is called with the same arguments again."""
+    with LocalCluster() as clean:
+        output(clean.workflow(posts, session_id="w"))
+        points = list(clean.points)
+    for at in tiers.points(range(len(points))):
+        done.clear()
+        with LocalCluster() as cluster:
+            cluster.kill_at(at)
+            output(cluster.workflow(posts, session_id="w"))
+        assert len(done) == 2, (points[at], done)
+
+
+def test_a_repeated_signal_is_one(cluster: LocalCluster) -> None:
+    """A signal whose request arrives twice is taken by one step, also where another one waits for its name by then."""
+    run = cluster.workflow(waits_for_signals, session_id="w")
+
+    def send(payload: int, request: str) -> bool:
+        nodes = cluster._local._nodes
+        return background.wait(asked(nodes, bool, "w", "signal", "w", Signal("a", payload), request, ""))
+
+    first = send(0, "one")
+    assert send(0, "one") is first
+    send(1, "two")
+    send(2, "three")
+    send(1, "two")
+    cluster.session("w").signal("b", "only")
+    assert output(run) == [0, 1, "only", 2]
