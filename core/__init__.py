@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from understudy.cluster.client.session_handle import Session
     from understudy.observability.traces import TraceSpan
 
-    from .access import CommandRule, Sandbox, WebPolicy
+    from .access import CommandRule, Sandbox, WebPolicy, Worktree
     from .attachments import File, Image
     from .config import Capabilities, Fallback, ModelProfile
     from .errors import (
@@ -106,6 +106,7 @@ __all__ = [
     "Usage",
     "Wakeup",
     "WebPolicy",
+    "Worktree",
     "__version__",
     "hook",
     "memory_provider",
@@ -154,6 +155,7 @@ _HOMES = {
     "Usage": "messages",
     "Wakeup": "reads",
     "WebPolicy": "access",
+    "Worktree": "access",
     "hook": "actors.hooks",
     "memory_provider": "actors.providers",
     "price_table": "prices",
