@@ -338,7 +338,9 @@ def _sees_end(spec: dict[str, Any]) -> bool:
     process has a worktree to merge then."""
     providers = (spec.get("memory") or {}).get("providers", ())
     seen = any(hook["point"] in SEES_END for hook in spec.get("hooks", ()))
-    return seen or "worktree" in spec or any("remember" in provider["does"] for provider in providers)
+    if "worktree" in spec:
+        return True
+    return seen or any("remember" in provider["does"] for provider in providers)
 
 
 def _is_asked_anew(hook: dict[str, Any]) -> bool:

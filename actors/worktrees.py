@@ -17,9 +17,10 @@ from msgspec.structs import replace
 
 from understudy.confinement import Confinement, confinement_of
 from understudy.errors import MergeConflict, ToolError, WorktreeFailed
+from understudy.events import WorktreeEnded
 from understudy.messages import storable
 from understudy.records import Finish
-from understudy.worktrees import identity, named
+from understudy.worktrees import MOST_FILES, identity, named
 
 from . import worktree_program
 from .commits import Commits, Patience
@@ -78,7 +79,12 @@ class WorkingTree:
             if not completed:
                 return replace(wanted, worktree=left)
             return Finish("failed", wanted.text, error=error.to_wire(), worktree=left)
+        if found["outcome"] == "none":
+            return replace(wanted, worktree=found)
         found |= {"branch": worktree["branch"], "path": window.spec["workspace"]}
+        told = {"files": found.get("files", [])[:MOST_FILES], "commit": found.get("commit", "")}
+        event = WorktreeEnded(outcome=found["outcome"], branch=found["branch"], **told)
+        self._commits.draft.entries.append(event)
         if found["outcome"] == "conflict":
             return Finish("failed", wanted.text, error=self._conflict(found).to_wire(), worktree=found)
         return replace(wanted, worktree=found)

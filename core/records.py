@@ -19,6 +19,7 @@ from .events import (
     ToolInDoubt,
     ToolProgress,
     ToolStarted,
+    WorktreeEnded,
 )
 from .json_text import to_json
 from .messages import CUT_OFF, Message, Usage
@@ -392,6 +393,7 @@ LogEntry = (
     | MemoryFailed
     | McpServerListed
     | McpServerFailed
+    | WorktreeEnded
 )
 """What a session's own process may add to its log. All else is written by the store's operations."""
 

@@ -79,7 +79,10 @@ def git_here() -> str:
     program = shutil.which("git")
     if program is None:
         return "none: worktrees can't be used here (Debian, Ubuntu: apt-get install git)"
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"git does not work here: {error}"
     found = re.search(r"(\d+)\.(\d+)", said)
     if found is None or (int(found[1]), int(found[2])) < GIT_NEEDED:
         return f"{said.strip() or 'git does not work'}: worktrees need {GIT_NEEDED[0]}.{GIT_NEEDED[1]} or newer"

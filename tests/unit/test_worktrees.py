@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,12 @@ from understudy.cluster.client.checking import agent_problems, git_for
 from understudy.cluster.client.compiling import compile_spec, require_own_workspace
 from understudy.confinement import Confinement, confinement_of
 from understudy.errors import InvalidSpec
+from understudy.events import WorktreeEnded
+from understudy.manifest import changes
+from understudy.testing import LocalCluster
 from understudy.worktrees import branch_of, for_child, name_of, named, placed, worktree_text
+
+from ..git_repository import repository
 
 IDS = st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True)
 ORIGINS = st.sampled_from(["", "a1b2c3", "0f0f0f"])
@@ -120,6 +126,38 @@ def test_an_agent_file_may_have_one(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('name = "c"\n[workspace]\nrepository = "nowhere"\n')
     with pytest.raises(InvalidSpec, match="is not a directory"):
         read_agent(tmp_path / "c.toml")
+
+
+def test_a_session_with_another_worktree_is_another_one() -> None:
+    """Given a specification with a worktree, then one without, and one with another rule, are changes of it."""
+    one, other = compiled(workspace=Worktree(repository="/top")), compiled()
+    assert changes(one, other) == changes(other, one) == ("worktree",)
+    assert changes(one, compiled(workspace=Worktree(repository="/top", on_end="keep"))) == ("worktree",)
+
+
+def test_sessions_of_a_cluster(tmp_path: Path) -> None:
+    """Given a cluster in one process, and a lead and a sub-agent with worktrees, when the run has ended, then the
+    repository has what the sub-agent wrote, and the log says what became of each worktree."""
+    top = repository(tmp_path / "top")
+    call = {"tool_calls": [["write_file", {"path": "new.txt", "content": "new"}]]}
+    coder = AgentSpec(
+        name="coder", instructions=f"offline-script: {json.dumps([call, {'text': 'written'}])}", model="offline",
+        tools=["files"], workspace="worktree", sandbox="none",
+    )  # fmt: skip
+    start = {"tool_calls": [["spawn_agent", {"task": "write it"}]]}
+    lead = AgentSpec(
+        name="lead", instructions=f"offline-script: {json.dumps([start, {'text': 'done'}])}", model="offline",
+        tools=["spawn_agent"], agents=[coder], workspace=Worktree(repository=str(top)), sandbox="none",
+    )  # fmt: skip
+    with LocalCluster() as cluster:
+        session = cluster.spawn(lead, session_id="lead.1")
+        assert session.send("go").result(timeout=60).text == "done"
+        [ended] = [event for event in session.events() if isinstance(event, WorktreeEnded)]
+        [child] = session.children()
+        below = [event for event in cluster.session(child.id).events() if isinstance(event, WorktreeEnded)]
+    assert (ended.outcome, ended.branch, ended.files) == ("merged", "understudy/lead+1", ["new.txt"])
+    assert [(event.outcome, event.files) for event in below] == [("merged", ["new.txt"])]
+    assert (top / "new.txt").read_text() == "new"
 
 
 def test_what_a_parent_is_told_is_short() -> None:
