@@ -406,7 +406,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         found = {"create": create, "end": end}[request["do"]](request)
         if "files" in found:  # a name may be no text
-            found["files"] = [name.encode(errors="surrogateescape").decode(errors="replace") for name in found["files"]]
+            names = [name.encode(errors="surrogateescape").decode(errors="replace") for name in found["files"]]
+            found |= {"files": names[: request["most_files"]], "count": len(names)}
         return found
     except Failed as failed:
         return {"problem": str(failed)}

@@ -82,9 +82,8 @@ class WorkingTree:
         if found["outcome"] == "none":
             return replace(wanted, worktree=found)
         found |= {"branch": worktree["branch"], "path": window.spec["workspace"]}
-        told = {"files": found.get("files", [])[:MOST_FILES], "commit": found.get("commit", "")}
-        event = WorktreeEnded(outcome=found["outcome"], branch=found["branch"], **told)
-        self._commits.draft.entries.append(event)
+        told = {name: found[name] for name in ("outcome", "branch", "files", "commit") if name in found}
+        self._commits.draft.entries.append(WorktreeEnded(**told))
         if found["outcome"] == "conflict":
             return Finish("failed", wanted.text, error=self._conflict(found).to_wire(), worktree=found)
         return replace(wanted, worktree=found)
@@ -100,7 +99,7 @@ class WorkingTree:
         return {"outcome": "kept", "branch": worktree["branch"], "path": path}
 
     def _conflict(self, found: dict[str, Any]) -> MergeConflict:
-        files, branch = named(found["files"]), found["branch"]
+        files, branch = named(found["files"], found["count"]), found["branch"]
         why = (
             f"these files conflict: {files}"
             if found["reason"] == "conflict"
@@ -129,7 +128,7 @@ class WorkingTree:
             "branch": worktree["branch"], "base": worktree["base"], "into": os.path.realpath(worktree["into"]),
             "into_name": worktree.get("into_name"), "on_end": worktree["on_end"], "agent": window.spec["name"],
             "identity": identity(window.spec["name"], window.session_id), "session": window.session_id,
-            "run": window.run_id,
+            "run": window.run_id, "most_files": MOST_FILES,
         }  # fmt: skip
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -99,19 +99,18 @@ def identity(agent: str, session_id: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def named(files: list[str]) -> str:
-    """Files, as many as a model is told."""
-    more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
-    return ", ".join(files[:MOST_FILES]) + more
+def named(files: list[str], count: int) -> str:
+    """The first of so many files."""
+    return ", ".join(files) + (f" and {count - len(files)} more" if count > len(files) else "")
 
 
 def worktree_text(found: dict[str, Any]) -> str:
     """What a parent's model is told of a sub-agent's worktree, behind all else; empty where the sub-agent changed
     nothing, or an error says it."""
-    files = found.get("files") or []
+    files = named(found.get("files") or [], found.get("count", 0))
     if found["outcome"] == "merged":
-        return f"\n[its changes are merged into your workspace: {named(files)}]"
+        return f"\n[its changes are merged into your workspace: {files}]"
     if found["outcome"] == "kept":
-        what = f"it changed {named(files)}" if files else "what it did by then is there"
+        what = f"it changed {files}" if files else "what it did by then is there"
         return f"\n[its work is not merged: {what}; branch {found['branch']}, directory {found['path']}]"
     return ""

@@ -37,7 +37,7 @@ def request(top: Path, session: str = "child", **more: Any) -> dict[str, Any]:
         "common": str(top / ".git"), "path": str(top.parent / "top.worktrees" / name), "name": name,
         "branch": branch_of(name), "base": None, "into": str(top), "into_name": None,
         "identity": identity("a", session), "agent": "a", "session": session, "run": "r",
-        "completed": True, "on_end": "merge",
+        "completed": True, "on_end": "merge", "most_files": 50,
     }  # fmt: skip
     return fields | more
 
@@ -177,7 +177,7 @@ def test_what_is_kept_has_everything_committed(top: Path, completed: bool, on_en
     of = request(top, completed=completed, on_end=on_end)
     path = create(of)
     (path / "a.txt").write_text("agent\n")
-    assert end(of) == {"outcome": "kept", "files": ["a.txt"]}
+    assert end(of) == {"outcome": "kept", "files": ["a.txt"], "count": 1}
     assert git(path, "status", "--porcelain") == ""
     assert (top / "a.txt").read_text() == "a\n"
 
