@@ -24,13 +24,15 @@ class Draft:
     spawns: list[Spawn] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
     inbox_done: list[int] = field(default_factory=list)
+    steps: list[CallState] = field(default_factory=list)
     start_run: str | None = None
     merge_runs: tuple[str, ...] = ()
     of_request: int = 0  # so many of the last entries are nothing without the model call that comes with them
     handoff: Handoff | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.entries or self.calls or self.spawns or self.asks or self.inbox_done or self.start_run)
+        changes = self.entries or self.calls or self.steps or self.spawns or self.asks
+        return bool(changes or self.inbox_done or self.start_run)
 
     @property
     def messages(self) -> list[Message]:
@@ -80,6 +82,7 @@ class Draft:
             start_run=self.start_run,
             merge_runs=self.merge_runs,
             handoff=self.handoff,
+            steps=tuple(self.steps),
             finish=finish,
             wait=wait,
             request_round=round_number,

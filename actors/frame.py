@@ -25,6 +25,7 @@ from understudy.placement import is_isolated
 from understudy.ports import Node
 from understudy.protocol import Exit, FrameIdentity, StepCall, Work
 from understudy.records import CACHED_WINDOWS
+from understudy.workflows import WORKFLOW
 
 from .execution import THREAD_PREFIX
 from .guards import Guards, guarded
@@ -33,10 +34,12 @@ from .providers import LoadedProvider, load_provider
 from .session import Activation
 from .tools import LoadedTool, load
 from .window import Window
+from .workflow import LoadedWorkflow, load_workflow
+from .workflow_session import WorkflowActivation
 
 log = logging.getLogger(__name__)
 
-Loaded = TypeVar("Loaded", LoadedTool, LoadedHook, LoadedProvider)
+Loaded = TypeVar("Loaded", LoadedTool, LoadedHook, LoadedProvider, LoadedWorkflow)
 Result = TypeVar("Result")
 
 BEAT_SECONDS = 0.5
@@ -69,7 +72,7 @@ class Frame:
         self.frame_id = frame_id
         self.identity = FrameIdentity(frame_id, os.getpid(), node_id, placement)
         self.last_beat = time.monotonic()
-        self.activation: Activation | None = None
+        self.activation: Activation | WorkflowActivation | None = None
         self._windows: OrderedDict[str, Window] = OrderedDict()
         self._functions: dict[str, Any] = {}
         self._home = (os.getcwd(), dict(os.environ))
@@ -114,7 +117,7 @@ class Frame:
         self._windows.move_to_end(session_id)
         if not window.apply(work):
             window.apply(await self.node.reload(self.frame_id, work.activation))
-        activation = Activation(window, self.node, self._load, self._load_hook, self._load_provider, self.identity)
+        activation = self._activation(window)
         step = await self._at(activation, activation.advance)
         cancelled = window.cancel is not None
         call = StepCall(
@@ -125,7 +128,15 @@ class Frame:
         # A process that leaves with this call has its session's next one call the hooks.
         return call, partial(self._at, activation, step.guards) if step.guards and not call.leave else None
 
-    async def _at(self, activation: Activation, work: Callable[[], Awaitable[Result]]) -> Result:
+    def _activation(self, window: Window) -> Activation | WorkflowActivation:
+        """The session in this process: its loop is a model's, or a workflow's code."""
+        if window.spec.get("kind") == WORKFLOW:
+            return WorkflowActivation(
+                window, self.node, self._load, self._load_hook, self._load_workflow, self.identity
+            )  # fmt: skip
+        return Activation(window, self.node, self._load, self._load_hook, self._load_provider, self.identity)
+
+    async def _at(self, activation: Activation | WorkflowActivation, work: Callable[[], Awaitable[Result]]) -> Result:
         """Do some of the work of an activation."""
         window, self.activation = activation.window, activation
         try:
@@ -147,9 +158,18 @@ class Frame:
         """The memory provider of a specification, made once per process."""
         return await self._loaded(spec, load_provider)
 
+    async def _load_workflow(self, spec: dict[str, Any]) -> LoadedWorkflow:
+        """The workflow of a specification, as its file is now: code that asks for other steps than the log may have
+        been mended since."""
+        name = spec["source"].get("import", "").partition(":")[0]
+        module = sys.modules.get(name)
+        if self._alone and module is not None and _written(module) > self._read.get(name, self._since):
+            self._functions.pop(_key(spec, load_workflow), None)
+        return await self._loaded(spec, load_workflow)
+
     async def _loaded(self, spec: dict[str, Any], load: Callable[..., Loaded]) -> Loaded:
         self._soiled = self._soiled or "builtin" not in spec["source"]
-        key = repr((load.__name__, spec["name"], spec["source"], spec.get("parameters"), spec.get("code")))
+        key = _key(spec, load)
         if key not in self._functions:
             blobs: dict[str, bytes] = {}
             digest = spec["source"].get("blob")
@@ -206,6 +226,11 @@ class Frame:
             "overdue": activation.patience.overdue(now) if activation is not None else 0.0,
             "busy": 1.0 if deadline and now < deadline else 0.0,
         }
+
+
+def _key(spec: dict[str, Any], load: Callable[..., Any]) -> str:
+    """What a loaded function is known by in this process."""
+    return repr((load.__name__, spec["name"], spec["source"], spec.get("parameters"), spec.get("code")))
 
 
 def _unpickle(data: bytes) -> Any:

@@ -68,6 +68,8 @@ class Window:
         interrupted: what the run is at does not go on: a steer says so that the model was not sent yet.
         typed: what answers must be; None for an agent without an output schema.
         web: what its tools may fetch of the web; None for nothing.
+        workflow: the code of a workflow, where this process has it (`workflow_session.Live`).
+        is_whole: no message was let go of.
     """
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
@@ -102,6 +104,8 @@ class Window:
         self.depth = 0
         self.redone = False
         self.interrupted = False
+        self.workflow: Any = None
+        self.is_whole = True
 
     @property
     def tools(self) -> dict[str, dict[str, Any]]:
@@ -120,7 +124,7 @@ class Window:
 
     def apply(self, work: Work) -> bool:
         """Take in what the node service says; False if earlier messages are missing here."""
-        if work.after_seq > self.known_seq:
+        if work.after_seq > max(self.known_seq, work.needless):
             return False
         new = [message for message in work.messages if message.seq > self.known_seq]
         self.messages += new
@@ -141,6 +145,10 @@ class Window:
         self.depth, self.budgeted, self.redone = work.depth, work.budgeted, work.redone
         self.interrupted = any(item.interrupts for item in self.inbox)
         return True
+
+    def forget_messages(self) -> None:
+        """Let go of the messages, in the knowledge of what they said: what comes later is told as before."""
+        self.messages, self._told, self.is_whole = [], 0, False
 
     def acknowledge(self, ack: Ack) -> None:
         """Take in what a commit returned."""

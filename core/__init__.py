@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from understudy.actors.hooks import hook
     from understudy.actors.providers import MemoryContext, memory_provider
     from understudy.actors.tools import ToolContext, tool
+    from understudy.actors.workflow import workflow
+    from understudy.actors.workflow_context import Retry, WorkflowContext
     from understudy.cluster.client.client import Cluster
     from understudy.cluster.client.results import RunResult, ServiceInfo, SessionInfo
     from understudy.cluster.client.run_handle import Run
@@ -35,11 +37,14 @@ if TYPE_CHECKING:
         OutputInvalid,
         RunFailed,
         SessionClosed,
+        StepFailed,
+        StepTimeout,
         StoreError,
         ToolError,
         UnderstudyError,
         UnknownRun,
         UnknownSession,
+        WorkflowError,
     )
     from .events import Event
     from .mcp_servers import McpServer
@@ -84,6 +89,7 @@ __all__ = [
     "Refuse",
     "Replace",
     "RestartPolicy",
+    "Retry",
     "Run",
     "RunFailed",
     "RunRecord",
@@ -93,6 +99,8 @@ __all__ = [
     "Session",
     "SessionClosed",
     "SessionInfo",
+    "StepFailed",
+    "StepTimeout",
     "Stop",
     "StoreError",
     "Supervision",
@@ -106,12 +114,15 @@ __all__ = [
     "Usage",
     "Wakeup",
     "WebPolicy",
+    "WorkflowContext",
+    "WorkflowError",
     "Worktree",
     "__version__",
     "hook",
     "memory_provider",
     "price_table",
     "tool",
+    "workflow",
 ]
 
 _HOMES = {
@@ -140,6 +151,7 @@ _HOMES = {
     "Refuse": "actors.directives",
     "Replace": "actors.directives",
     "RestartPolicy": "spec",
+    "Retry": "actors.workflow_context",
     "Supervision": "spec",
     "Run": "cluster.client.run_handle",
     "RunRecord": "reads",
@@ -155,11 +167,13 @@ _HOMES = {
     "Usage": "messages",
     "Wakeup": "reads",
     "WebPolicy": "access",
+    "WorkflowContext": "actors.workflow_context",
     "Worktree": "access",
     "hook": "actors.hooks",
     "memory_provider": "actors.providers",
     "price_table": "prices",
     "tool": "actors.tools",
+    "workflow": "actors.workflow",
 }
 """The module each name comes from; names of `__all__` that are not here are errors."""
 

@@ -379,10 +379,13 @@ def differences(running: Mapping[str, str], here: Mapping[str, str]) -> list[str
     return found
 
 
+KEPT_SETTINGS = "they keep theirs until `understudy down` and the next start, or `understudy up --keep`"
+"""How services come to other settings."""
+
+
 def kept_settings(different: Sequence[str]) -> str:
     """A sentence about these differences."""
-    kept = "they keep theirs until `understudy down` and the next start, or `understudy up --keep`"
-    return f"running services have {', '.join(different)}; {kept}"
+    return f"running services have {', '.join(different)}; {KEPT_SETTINGS}"
 
 
 def model_profile_from_environment(environ: Mapping[str, str] | None = None) -> ModelProfile | None:

@@ -464,6 +464,35 @@ class OutputInvalid(UnderstudyError):
     hint = "`understudy show SESSION` has the answers; a clearer schema, or more `output_retries`, may help."
 
 
+class WorkflowError(UnderstudyError):
+    """A workflow's code failed, or did what a workflow's code may not do."""
+
+    code = "workflow_error"
+    hint = "`understudy messages SESSION` has its steps; docs/workflows.md says what its code may do."
+
+
+class StepFailed(WorkflowError):
+    """A step of a workflow did not do what it was to; `details` has its `path`, `step`, `outcome` and `status`."""
+
+    code = "step_failed"
+    hint = "Catch it in the workflow's code, give the step a `retry`, or mend what failed and run it again."
+
+
+class StepTimeout(StepFailed):
+    """Nobody answered, or no event came, in the time that the step gave."""
+
+    code = "step_timeout"
+    hint = "Catch it in the workflow's code, or give the step more time."
+
+
+class WorkflowDiverged(WorkflowError):
+    """The workflow's code asks for other steps than the log has of this run: the code was changed, or is not
+    deterministic."""
+
+    code = "workflow_diverged"
+    hint = "Mend the code, or guard the change with `ctx.patched`; then answer `retry`: the run goes on from its log."
+
+
 class RunFailed(UnderstudyError):
     """A run ended without a usable answer."""
 

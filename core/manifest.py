@@ -26,10 +26,12 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
     old, new = json.loads(json.dumps(old, default=str)), json.loads(json.dumps(new, default=str))
     found = {
         name
-        for name in (old.keys() & new.keys()) - UNRELATED - {*FUNCTIONS, *AGENTS, "memory", "skills"}
+        for name in (old.keys() & new.keys()) - UNRELATED - {*FUNCTIONS, *AGENTS, "memory", "skills", "workflow"}
         if old[name] != new[name]
     }
     found |= {name for name in ("output", "mcp_servers", "worktree") if old.get(name) != new.get(name)}
+    workflows = [without_bytes(spec["workflow"]) if "workflow" in spec else None for spec in (old, new)]
+    found |= {"workflow"} if workflows[0] != workflows[1] else set()
     found |= {"memory"} if _memory(old) != _memory(new) else set()
     for kind in FUNCTIONS:
         before, after = ({item["name"]: without_bytes(item) for item in spec.get(kind) or ()} for spec in (old, new))
@@ -71,6 +73,8 @@ def functions(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield kind.removesuffix("s"), item
     for item in (spec.get("memory") or {}).get("providers") or ():
         yield "memory provider", item
+    if spec.get("workflow"):
+        yield "workflow", spec["workflow"]
 
 
 def is_guarded(spec: dict[str, Any]) -> bool:

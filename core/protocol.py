@@ -85,6 +85,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="w
         budgeted: model calls are charged to accounts, and must say what they want.
         redone: what is done until the next model call may have been done before, by a process that died.
         spec: the compiled specification, where it is known that the frame does not have it.
+        needless: the frame can go on without messages up to here.
     """
 
     session_id: str
@@ -108,6 +109,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="w
     budgeted: bool = False
     redone: bool = False
     spec: dict[str, Any] | None = None
+    needless: int = 0
 
     @property
     def activation(self) -> ActivationId:
@@ -307,6 +309,20 @@ class Steer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _require(content_problem(self.content))
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """An event that a workflow waits for, or will.
+
+    Attributes:
+        payload: what the step returns that waits for it; JSON data.
+    """
+
+    name: str
+    payload: Any = None
+
+    def __post_init__(self) -> None:
+        _require(identifier_problem(self.name, "name"))
 
 
 class Steered(msgspec.Struct, frozen=True):

@@ -136,6 +136,7 @@ class SessionRecord(Struct, frozen=True, omit_defaults=True):
     """A session.
 
     Attributes:
+        actor_pid: the process that it is at work in; None while it has nothing to do, or waits in no process.
         pending: what it asks people; None unless its status is `waiting_for_input`.
         tools: tools it is at; None where a tree was not asked for.
         ended_at, ended_as: when its last run ended, and with what status; 0 and empty before.

@@ -416,6 +416,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
         request_entries: so many of the last entries are committed only if the call is made.
         handoff: ends the activation: the session goes on under another agent. Then `wait` is None, or `idle` at a run's
             end.
+        steps: calls that a workflow's code asks for; a message among the entries asks for them as well.
     """
 
     session_id: str
@@ -439,6 +440,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     merge_runs: tuple[str, ...] = ()
     request_entries: int = 0
     handoff: Handoff | None = None
+    steps: tuple[CallState, ...] = ()
 
     @property
     def activation(self) -> ActivationId:

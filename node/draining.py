@@ -205,27 +205,30 @@ class Draining:
                 resting.append(slot)
         frames_left = {slot.frame_id for slot in resting}
 
-        def operation(tx: Transaction) -> list[ActiveSession]:
+        def operation(tx: Transaction) -> list[tuple[ActiveSession, bool]]:
             tx.load(row.session_id for row in rows)
             left = []
             for row in rows:
-                here = tx.session(row.session_id).node_id == self._homes.here
+                found = tx.session(row.session_id)
+                here = found.node_id == self._homes.here
                 # One that is at work leaves its frame only for another home: whoever gave it one since, or keeps it
                 # because the drain was taken back, notes the death of its frame.
                 stays = not here or not (self._node.homes.is_drained or row.frame_id in frames_left)
                 if stays:
                     continue
-                at_work = self._tasks.is_at_work(row.session_id) or self._tool_servers.is_at_work(row.session_id)
+                at_server = self._tool_servers.may_be_at_work(tx, found)
+                at_work = at_server or self._tasks.may_be_at_work(found)
                 if self.leave_frame(tx, row.activation, forced=over, at_work=at_work):
-                    left.append(row)
+                    left.append((row, at_server))
             return left
 
         try:
-            for row in await self._node.journal.submit(operation):  # not before: who stays keeps process and call
+            # Not before this is committed: who stays keeps process and call.
+            for row, at_server in await self._node.journal.submit(operation):
                 held = row.activation
                 self._calls.drop(row.session_id)
                 self._tasks.drop(row.session_id)
-                self._tool_servers.drop(row.session_id)
+                self._tool_servers.drop(row.session_id, at_work=at_server)
                 if row.frame_id is not None and row.frame_id not in frames_left:
                     frames.condemn(row.frame_id, held)
                 self._interrupts.fence(held, "the session goes on elsewhere")

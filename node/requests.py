@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from understudy.approvals import APPROVE, arguments_problem
-from understudy.errors import InvalidInput, InvalidSpec, NotRunning, UnderstudyError
+from understudy.config import OFFLINE_MODEL
+from understudy.errors import InvalidInput, InvalidSpec, ModelProfileMissing, NotRunning, UnderstudyError
 from understudy.event_wire import EventWire
 from understudy.identifiers import check_identity
 from understudy.manifest import below
@@ -27,6 +28,7 @@ from understudy.protocol import (
     NewSession,
     NewWakeup,
     Scheduled,
+    Signal,
     Spawned,
     Steer,
     SteerAnswer,
@@ -49,9 +51,10 @@ from understudy.store.operations import (
     questions,
     requests,
     steering,
+    steps,
     wakeups,
 )
-from understudy.store.reads import overview, pending, queries, traces
+from understudy.store.reads import overview, pending, queries, traces, workflows
 from understudy.store.transaction import Transaction
 
 from .node_service import NodeService
@@ -84,6 +87,7 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "event_page": overview.event_page,
     "latest_runs": overview.latest_runs,
     "budgets": overview.budgets,
+    "published": workflows.published,
 }
 
 ANSWER_UNFIT = "answer to call {!r} must be JSON that fits what is asked for"
@@ -217,6 +221,22 @@ class Requests:
             accepted, offer.work = await node.journal.submit(asked_by(by, operation), session_id)
         return accepted
 
+    async def require_key(self, session_id: str, request_id: str, by: str = "") -> None:
+        """Refuse a session whose model's key nobody has brought here; what it would be asked would fail for that, after
+        a while. It changes nothing, so that a repetition needs no memory.
+
+        Raises:
+            UnknownSession, ModelProfileMissing: there is none.
+        """
+        node = self._node
+        spec = await node.journal.submit(lambda tx: node.specifications.within(tx, session_id), session_id)
+        if spec["profile"] != OFFLINE_MODEL and not node.profiles.knows(spec["profile"]):
+            raise ModelProfileMissing(
+                f"agent {spec['name']!r} uses model {spec['model']!r}, and no key is known for its model profile "
+                f"{spec['profile']!r}",
+                session_id=session_id,
+            )
+
     async def cancel(self, session_id: str, run_id: str | None, reason: str, request_id: str, by: str = "") -> bool:
         """Ask a run to end, or the one that is current when this arrives first; True if there was one to end."""
 
@@ -243,6 +263,16 @@ class Requests:
         if answer.steered is None:
             raise NotRunning(answer.refusal, session_id=session_id)
         return answer.steered
+
+    async def signal(self, session_id: str, wanted: Signal, request_id: str, by: str = "") -> bool:
+        """Accept an event that a workflow waits for, or will; True if a step waited for it. See `steps.signal`."""
+
+        def operation(tx: Transaction) -> bool:
+            waited = steps.signal(tx, session_id, wanted)
+            self._node.homes.take_in(tx, session_id)
+            return waited
+
+        return await self._once(bool, session_id, request_id, operation, by)
 
     async def fork(self, session_id: str, wanted: Fork, request_id: str, by: str = "") -> Spawned:
         """Get or create a fork of the session. See `forks.fork`."""

@@ -73,13 +73,7 @@ class Sharing:
 
     def _may_go(self, ready: Ready) -> bool:
         """One whose process died has its turn before others anyway; frames that ask for resources are anywhere."""
-        return not (
-            ready.interrupted
-            or ready.session_id in self._bound
-            or is_scarce(ready.placement)
-            or self._tasks.is_at_work(ready.session_id)
-            or self._tool_servers.is_at_work(ready.session_id)
-        )
+        return not (ready.interrupted or ready.session_id in self._bound or is_scarce(ready.placement))
 
     async def _send(self, chosen: list[Ready], node_id: str, count: int) -> int:
         # They stay queued until this is committed: who is given a frame meanwhile does not go, and whose activation
@@ -105,11 +99,10 @@ class Sharing:
         row = tx.find(ready.session_id)
         if row is None or row.frame_id is not None or row.wait is not None or ready.epoch not in (0, row.epoch):
             return False
-        spec = self._specifications.within(tx, row.session_id)
-        if row.calls_open and (row.redone or spec.get("mcp_servers")):
-            return False  # what its process was at may go on here, unknown to a service that was restarted since
+        if self._tasks.may_be_at_work(row) or self._tool_servers.may_be_at_work(tx, row):
+            return False
         begun = row.epoch > 0 or row.parent_id is not None or row.pruned_seq > 0  # a fork's files are its original's
-        if begun and _is_bound(spec):
+        if begun and _is_bound(self._specifications.within(tx, row.session_id)):
             if len(self._bound) >= MOST_BOUND:
                 self._bound.clear()
             self._bound.add(ready.session_id)

@@ -12,6 +12,7 @@ from understudy.events import Event, ToolFinished
 from understudy.identifiers import digest
 from understudy.ports import ToolHost
 from understudy.records import ActivationId
+from understudy.store.db.session_row import SessionRow
 from understudy.store.operations import beginnings
 from understudy.store.operations.activation import open_calls
 from understudy.store.operations.holding import require_held
@@ -118,14 +119,26 @@ class ToolServers:
             self._given_up.add(named)
         await self._told(lambda attached: self._host.cancel(attached.number, named))
 
-    def is_at_work(self, session_id: str) -> bool:
-        """Whether the host may be at a call of a session."""
-        return bool(self._of_session(session_id))
+    def may_be_at_work(self, tx: Transaction, row: SessionRow) -> bool:
+        """Whether the host may be at a call of a session: one that this service knows, or one that a service before it
+        has made, which the store can't tell from one that nobody has begun."""
+        if self._of_session(row.session_id):
+            return True
+        return bool(row.calls_open and self._specifications.within(tx, row.session_id).get("mcp_servers"))
 
-    def drop(self, session_id: str) -> None:
-        """End and forget what the host is at for a session that is at home elsewhere now: nobody can ask for it
-        here."""
+    def drop(self, session_id: str, *, at_work: bool) -> None:
+        """End and forget what the host is at for a session that is at home elsewhere now: nobody can ask for it here.
+
+        Args:
+            at_work: the host may be at a call of it. What a service before this one has left there is taken over now,
+                which ends it: else it would end only when a session here needs a server again.
+        """
         self._end(self._of_session(session_id))
+        if at_work:
+            self._tasks.alone("attach", self._attach)
+
+    async def _attach(self) -> None:
+        await self._attached()
 
     def _end(self, calls: Iterable[str]) -> None:
         """Have the host end and forget all attempts of these calls."""
@@ -146,7 +159,7 @@ class ToolServers:
 
     def _of_session(self, session_id: str) -> list[str]:
         """The calls of a session that have no result yet."""
-        return [key for key in self._made if key.partition("/")[0] == session_id]
+        return [key for key in list(self._made) if key.partition("/")[0] == session_id]
 
     def _forget(self, call: str) -> list[str]:
         """Have no call any more, and the host neither, soon; the keys of its attempts."""

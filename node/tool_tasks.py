@@ -12,6 +12,7 @@ from understudy.events import CustomEvent, ToolProgress
 from understudy.identifiers import new_identifier
 from understudy.ports import TaskRunner
 from understudy.records import ActivationId
+from understudy.store.db.session_row import SessionRow
 from understudy.store.operations.holding import require_held
 from understudy.store.transaction import Transaction
 from understudy.tool_tasks import ReadBlob, Report, Reporting, TaskNews, TaskResult, ToolTask
@@ -183,9 +184,11 @@ class ToolTasks:
         if known is not None:  # it stays known: a call that began it may arrive late
             known.under_way.cancel()
 
-    def is_at_work(self, session_id: str) -> bool:
-        """Whether something is executed for a session."""
-        return any(key[0] == session_id and not call.under_way.done() for key, call in self._calls.items())
+    def may_be_at_work(self, row: SessionRow) -> bool:
+        """Whether something may be executed for a session besides its frame, as the store and this service know it:
+        what a service before this one has begun may be about to end only now."""
+        own = (call for key, call in list(self._calls.items()) if key[0] == row.session_id)
+        return bool(row.calls_open and row.redone) or any(not call.under_way.done() for call in own)
 
     def drop(self, session_id: str) -> None:
         """End and forget what is executed for a session that is at home elsewhere now: nobody can ask for it here."""

@@ -12,6 +12,7 @@ from understudy.events import Event
 from understudy.messages import Message
 from understudy.ports import DecideEnd
 from understudy.records import ActivationId, Cancelled, InboxItem, Interrupted, Unwanted
+from understudy.workflows import WORKFLOW
 
 from .accounts import Accounts
 from .budgets import Charge, owners
@@ -35,6 +36,7 @@ from .db.statements import (
     SELECT_OWNER,
     SELECT_REMOVAL,
     SELECT_SPECIFICATION,
+    SELECT_STEPS,
     SESSION,
     TIMER,
     TOOL_CALL,
@@ -340,8 +342,15 @@ class Transaction:
         return self._pending.calls(calls_of_round(stored, run_id, round_number), session_id, run_id, round_number)
 
     def current_calls(self, row: SessionRow) -> list[Row]:
-        """The tool calls of the round that the session is at; none outside of a run."""
-        return self.calls(row.session_id, row.run_id, row.round) if row.run_id is not None else []
+        """The tool calls of the round that the session is at, or a workflow's steps that have no result yet; none
+        outside of a run."""
+        if row.run_id is None:
+            return []
+        if row.kind != WORKFLOW:
+            return self.calls(row.session_id, row.run_id, row.round)
+        stored = self._select(SELECT_STEPS, ns=self.namespace, session=row.session_id)
+        found = self._pending.calls(stored, row.session_id, row.run_id, row.round)
+        return [call for call in found if call["state"] != "done"]
 
     def put_inbox(self, row: SessionRow, kind: str, key: str, payload: dict[str, Any]) -> None:
         """Put something into a session's inbox."""

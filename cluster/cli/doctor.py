@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from sqlalchemy import inspect
 
 from understudy.config import (
+    KEPT_SETTINGS,
     OFFLINE_MODEL,
     Settings,
     differences,
-    kept_settings,
     model_profile_from_environment,
     redact,
     state_home,
@@ -57,12 +57,19 @@ OPERATOR_TAGS = "RAY_USAGE_STATS_EXTRA_TAGS"
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One thing that was looked at.
+
+    Attributes:
+        ok: what runs works, or what would be started would.
+        advice: what to do, where it is not ok, or a warning.
+        warning: it works, but perhaps not as the person who looks at it believes.
+    """
 
     name: str
     ok: bool
     found: str
     advice: str = ""
+    warning: bool = False
 
 
 def examine(store: str | None) -> list[Check]:
@@ -197,12 +204,16 @@ def _services(settings: Settings) -> list[Check]:
     nodes = ", ".join(f"node {node.node_id[:8]} pid {node.pid}" for node in directory.nodes)
     found = f"supervisor pid {directory.pid}, {nodes}, {len(directory.frames)} session actor(s)"
     different = differences(running, settings.of_services())
-    told = kept_settings(different) if different else "as this environment says"
-    return [
-        Check("services", True, found),
-        Check("settings of the services", True, told),  # others are no failure: what runs works
-        *placements(directory.problems),
-    ]
+    return [Check("services", True, found), of_services(different), *placements(directory.problems)]
+
+
+def of_services(different: list[str]) -> Check:
+    """Whether running services have other settings than this environment: no failure, since what runs works."""
+    name = "settings of the services"
+    if not different:
+        return Check(name, True, "as this environment says")
+    advice = f"What runs works: {KEPT_SETTINGS}, which stays."
+    return Check(name, True, ", ".join(different), advice, warning=True)
 
 
 def placements(problems: dict[str, str]) -> list[Check]:

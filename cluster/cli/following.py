@@ -91,10 +91,12 @@ class Screen:
         streams: text goes to stdout as it comes. Where stdout is no terminal, only the final text is printed, at the
             end: who reads it can't tell that the text of a lost model call is void.
         thinks: the model's reasoning goes to stderr as it comes.
+        last: the last line of progress.
     """
 
     streams: bool
     thinks: bool = False
+    last: str = ""
     _open: bool = False
     _thinking: bool = False
 
@@ -130,6 +132,7 @@ class Screen:
     def note(self, text: str, style: str = "dim") -> None:
         """One line of progress."""
         self.end_line()
+        self.last = text
         errors.print(f"[{style}]{escape(clean(text))}[/{style}]", soft_wrap=True)
 
     def void(self) -> None:

@@ -30,6 +30,7 @@ from . import (
     top_command,
     trace_command,
     up_command,
+    workflow_command,
 )
 from .command import Commands, Json, SessionId, Store, command, connected, print_json
 
@@ -49,6 +50,7 @@ app.command()(run_command.run)
 app.command()(mcp_command.mcp)
 app.add_typer(agents_command.app, name="agents")
 app.add_typer(tools_command.app, name="tools")
+app.add_typer(workflow_command.app, name="workflow")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(approve_command.approve)

@@ -227,7 +227,8 @@ def print_checks(checks: list[Any]) -> None:
     """The page of `understudy doctor`."""
     console = Console(highlight=False)
     for check in checks:
-        mark = "[green]ok[/green]  " if check.ok else "[red]FAIL[/red]"
+        well = "[yellow]warn[/yellow]" if check.warning else "[green]ok[/green]  "
+        mark = well if check.ok else "[red]FAIL[/red]"
         console.print(f"{mark} {check.name}: {escape(check.found)}", soft_wrap=True)
-        if not check.ok and check.advice:
+        if check.advice and (check.warning or not check.ok):
             console.print(f"     {escape(check.advice)}", soft_wrap=True)

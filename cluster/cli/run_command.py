@@ -18,6 +18,7 @@ from understudy.events import SessionMigrated
 from understudy.identifiers import identifier_problem
 from understudy.json_text import jsonable
 from understudy.protocol import content_problem
+from understudy.records import FAILED_STATUSES
 
 from .command import TERMINATED, Json, Store, Terminated, command, connected, errors, print_json
 from .rendering import escape
@@ -215,6 +216,8 @@ def _follow(
             errors.print("[yellow]it waits for an answer[/yellow]; then:", soft_wrap=True)
             _hint("go on", "run", "--session", session.id, "--run-id", run.run_id, store=store)
         else:
+            if result.status in FAILED_STATUSES:
+                _hint("do it again", "resume", session.id, "--again", store=store)
             _hint("continue", "run", "--session", session.id, '"…"', store=store)
     return WAITS if result is None or result.pending else 0 if result.ok else 1
 
@@ -239,7 +242,8 @@ def _end(result: RunResult, screen: Screen) -> None:
         print(result.text, flush=True)
     if not result.ok:
         reason = (result.error or {}).get("message", "")
-        errors.print(f"[red]{result.status}[/red] {escape(reason)}", soft_wrap=True)
+        why = "" if reason in screen.last else f" {escape(reason)}"  # a failed model call has just said the same
+        errors.print(f"[red]{result.status}[/red]{why}", soft_wrap=True)
     errors.print(f"[dim]session {result.session_id}, {tokens(result)}[/dim]", soft_wrap=True)
 
 

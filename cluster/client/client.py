@@ -11,6 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from understudy.actors.results import rendered
+from understudy.actors.step_values import result_type
+from understudy.actors.workflow import arguments_of
 from understudy.config import ModelProfile, Settings, model_profiles_from_environment
 from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, check_identity, new_identifier
@@ -21,13 +24,15 @@ from understudy.spec import AgentSpec
 
 from . import background
 from .client_connection import ClientConnection
-from .compiling import by_value, compile_spec, place, require_own_workspace
+from .compiling import Compiled, by_value, compile_spec, place, require_own_workspace
 from .extensions import offered_profiles
 from .handoff_targets import output_type_of
 from .method import client_method, constructor
 from .packages import refuse_temporary
 from .results import ServiceInfo, SessionInfo
+from .run_handle import Run
 from .session_handle import Session
+from .workflows import compile_workflow, definition_required
 
 
 class Cluster:
@@ -122,18 +127,58 @@ class Cluster:
         require_own_workspace(spec)
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
         compiled = compile_spec(spec, model=self._settings.model, profile=self._profile, pickle=self._pickle)
+        return self._create(compiled, identifier, dict(spec.metadata), output_type_of(spec))()
+
+    @client_method
+    def workflow(
+        self, workflow: Callable[..., Any], /, *arguments: Any, session_id: str | None = None,
+        run_id: str | None = None, **keywords: Any,
+    ) -> Coroutine[Any, Any, Run]:  # fmt: skip
+        """Run a workflow, a function that is marked with `@workflow`; returns when that is durable.
+
+        A workflow is a session (`session_id`) as an agent's is, and this its run: with both ids a driver that is run
+        twice does its work once. `RunResult.output` is what the function returns.
+
+        Args:
+            arguments, keywords: the function's, behind its context.
+
+        Raises:
+            InvalidInput: it is no workflow, or does not take these.
+            InvalidSpec: it, or an agent or tool that it uses, can't be used.
+            SessionConflict: the id exists with another specification, or is an agent's.
+            RunConflict: the `run_id` was used with another input.
+        """
+        definition = definition_required(workflow)
+        content = rendered(arguments_of(workflow, arguments, keywords)).text
+        identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
+        compiled = compile_workflow(
+            definition, model=self._settings.model, profile=self._profile, pickle=self._pickle
+        )  # fmt: skip
+        metadata = dict(definition.options.get("metadata") or {})
+        created = self._create(compiled, identifier, metadata, result_type(workflow))
+
+        async def started() -> Run:
+            session = await created()
+            return await session.send.aio(content, run_id=run_id)
+
+        return started()
+
+    def _create(
+        self, compiled: Compiled, session_id: str, metadata: dict[str, str], output_type: Any
+    ) -> Callable[[], Coroutine[Any, Any, Session]]:
+        """What makes a session of a compiled specification, or finds it."""
         driver = self._connection.code_placement() if compiled.uses_own_code else {}
         placements = place(compiled.spec, driver)
-        session = NewSession(identifier, compiled.spec, compiled.spec["placement"], dict(spec.metadata))
+        session = NewSession(session_id, compiled.spec, compiled.spec["placement"], metadata)
         blobs = {**compiled.blobs, **placements}
         # All that is done in the caller's thread: it may be importing the module that a tool is pickled with.
         wanted = session, blobs, [*placements], driver.get("runtime_env")
 
-        async def spawned() -> Session:
+        async def create() -> Session:
             await self._connection.spawn(*wanted)
-            return Session(self._connection, identifier, output_type_of(spec))
+            return Session(self._connection, session_id, output_type)
 
-        return spawned()
+        return create
 
     def session(self, session_id: str) -> Session:
         """A session by its id; whether it exists shows when it is used."""

@@ -101,7 +101,12 @@ class ClientConnection(ABC):
 
     @abstractmethod
     async def renew(self, timeout: float) -> bool:
-        """Give this client's credentials to the services again, whatever became of them; False if they were ended."""
+        """Give this client's credentials to the services again, whatever became of them, and say that it keeps them;
+        False if they were ended."""
+
+    @abstractmethod
+    async def let_go(self) -> None:
+        """Say that this client does not keep the services any more (`renew`), if they can be told."""
 
     @abstractmethod
     async def find_again(self) -> None:

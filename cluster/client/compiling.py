@@ -103,15 +103,15 @@ def compile_spec(
         return found
     model, profile, table = spec.model or model, spec.profile or profile, {}
     for name, agent in others.items():
-        with _of_agent(f"handoffs.{name}"):
-            target = _in_its_workspace(spec, _within(spec, agent))
+        with of_agent(f"handoffs.{name}"):
+            target = _in_its_workspace(spec, within(spec, agent))
             other = _compiled(target, [], model=model, profile=profile, pickle=pickle)
         table[name] = other.spec
         found.blobs.update(other.blobs)
         found.uses_own_code = found.uses_own_code or other.uses_own_code
     del found.spec["hash"], found.spec["on_change"]
     found.spec["handoffs"] = table
-    _seal(found.spec, spec)
+    seal(found.spec, spec)
     return found
 
 
@@ -150,10 +150,10 @@ def _compiled(
         raise _refusal(problems)
     tools = _with_approval(spec, [*tools, *map(handoff_spec, named(spec))])
     agents: dict[str, Any] = {}
-    own_code = any(_is_own(function["source"]) for function in (*tools, *hooks, *providers))
+    own_code = any(is_own(function["source"]) for function in (*tools, *hooks, *providers))
     for agent in spec.agents:
-        with _of_agent(f"agents.{agent.name}"):
-            child = compile_spec(_within(spec, agent), model=model, profile=spec.profile or profile, pickle=pickle)
+        with of_agent(f"agents.{agent.name}"):
+            child = compile_spec(within(spec, agent), model=model, profile=spec.profile or profile, pickle=pickle)
         agents[agent.name] = child.spec
         blobs.update(child.blobs)
         own_code = own_code or child.uses_own_code
@@ -186,11 +186,11 @@ def _compiled(
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
     }  # fmt: skip
-    _seal(compiled, spec)
+    seal(compiled, spec)
     return Compiled(compiled, blobs, own_code)
 
 
-def _within(spec: AgentSpec, agent: AgentSpec) -> AgentSpec:
+def within(spec: AgentSpec, agent: AgentSpec) -> AgentSpec:
     """An agent that another one names, with what it has from that one."""
     return agent.model_copy(update={"priority": spec.priority}) if agent.priority is None else agent
 
@@ -220,7 +220,7 @@ def require_own_workspace(spec: AgentSpec) -> None:
 
 
 @contextmanager
-def _of_agent(place: str) -> Iterator[None]:
+def of_agent(place: str) -> Iterator[None]:
     """Say of problems which of the agents has them that another one names."""
     try:
         yield
@@ -236,7 +236,7 @@ def _refusal(problems: list[dict[str, str]]) -> InvalidSpec:
     return InvalidSpec(f"{listed(problems)}.", details={"problems": problems})
 
 
-def _seal(compiled: dict[str, Any], spec: AgentSpec) -> None:
+def seal(compiled: dict[str, Any], spec: AgentSpec) -> None:
     """Note what identifies a compiled specification."""
     compiled["hash"] = digest(json.dumps(_identity(compiled), sort_keys=True, default=str))
     compiled["on_change"] = spec.on_change  # not a part of what the agent is
@@ -275,7 +275,8 @@ def _server(spec: AgentSpec, server: McpServer) -> dict[str, Any]:
     return {**fields, "key": digest(json.dumps(started, sort_keys=True)), "approve": list(spec.approve)}
 
 
-def _is_own(source: dict[str, str]) -> bool:
+def is_own(source: dict[str, str]) -> bool:
+    """Whether a function is of the driver's code, not of Understudy."""
     return "blob" in source or not source.get("import", "understudy.").startswith("understudy.")
 
 
@@ -286,6 +287,8 @@ def _identity(spec: dict[str, Any]) -> dict[str, Any]:
     }
     if "memory" in spec:
         functions["memory"] = {**spec["memory"], "providers": list(map(without_bytes, spec["memory"]["providers"]))}
+    if "workflow" in spec:
+        functions["workflow"] = without_bytes(spec["workflow"])
     agents = {
         kind: {name: agent["hash"] for name, agent in spec[kind].items()} for kind in AGENTS if kind in spec
     }  # fmt: skip

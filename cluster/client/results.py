@@ -69,7 +69,7 @@ class SessionInfo:
         name: the agent's.
         status: one of the session statuses; see `SESSION_STATUSES` in `understudy.records`.
         epoch: number of its latest activation.
-        actor_pid: the process that holds it; None while it is passive.
+        actor_pid: the process that it is at work in; None while it has nothing to do, or waits in no process.
         restarts: crashes it came back from.
         tokens_redone: tokens of model calls that were issued again, since a gateway or a node was lost.
         cost: of all its model calls, in the price table's currency; 0 for models without a price.

@@ -47,6 +47,7 @@ async def run_again(
         UnknownSession, UnknownRun: there is none.
         SessionClosed: the session takes no more input.
         RunConflict: a client has used the new run's id for another input.
+        ModelProfileMissing: no client has brought the key of the agent's model.
     """
     runs = await source.read(list[RunSummary], "latest_runs", session_id, LOOKED_AT)
     last = runs[0].run_id if runs and run_id is None else run_id
@@ -55,6 +56,7 @@ async def run_again(
         raise UnknownRun(f"the latest runs have no {last!r}" if last else "it has no run", session_id=session_id)
     if wanted.status not in FAILED_STATUSES:
         return None
+    await source.act("require_key", session_id, by=by)
     ended = [run.run_id for run in runs if run.finished_at == wanted.finished_at]  # in one transaction
     begun = False
     for name in reversed(ended):

@@ -14,6 +14,7 @@ from understudy.errors import InvalidInput
 from understudy.event_wire import EventWire
 from understudy.events import Event
 from understudy.identifiers import check_identifier, new_identifier, read_traceparent
+from understudy.json_text import from_json, to_json
 from understudy.messages import Message
 from understudy.notes import AGENT, SESSION, TREE, key_problem, text_problem
 from understudy.protocol import (
@@ -23,6 +24,7 @@ from understudy.protocol import (
     NewNote,
     NewWakeup,
     Scheduled,
+    Signal,
     Spawned,
     Steer,
     Steered,
@@ -116,6 +118,35 @@ class Session:
         content = self._content(content)
         steered = await self._connection.change(Steered, "steer", self.id, Steer(content, interrupt))
         return Run(self._connection, self.id, steered.run_id)
+
+    @client_method
+    async def signal(self, name: str, payload: Any = None) -> bool:
+        """Send a workflow an event of this name (`WorkflowContext.event`); returns when it is durably accepted. One
+        that no step waits for is kept for the next that does, as long as the run lasts.
+
+        Args:
+            payload: JSON data: what the step returns.
+
+        Returns:
+            True if a step waited for it.
+
+        Raises:
+            InvalidInput: the session is no workflow, or this is no name or no JSON.
+            NotRunning: it has no run, or one that is about to end.
+            UnknownSession: there is no such session.
+        """
+        check_identifier(name, "the name of a signal")
+        try:
+            data = from_json(to_json(payload))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInput(f"the payload is no JSON data: {error}", session_id=self.id) from None
+        return await self._connection.change(bool, "signal", self.id, Signal(name, data))
+
+    @client_method
+    async def query(self, name: str) -> Any:
+        """The value that a workflow has published last under a name (`WorkflowContext.publish`); None without any."""
+        found = await self._connection.read(dict[str, Any], "published", self.id, name)
+        return found.get("value")
 
     @client_method
     async def fork(self, at: int, *, session_id: str | None = None) -> Session:
@@ -308,6 +339,7 @@ class Session:
 
         Raises:
             UnknownSession, UnknownRun, SessionClosed: there is none, or nobody to send to.
+            ModelProfileMissing: no client has brought the key of the agent's model.
         """
         found = await run_again(ClusterSource(self._connection), self.id, run_id)
         return Run(self._connection, self.id, found[0], None, self._output_type) if found is not None else None

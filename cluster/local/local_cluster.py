@@ -214,6 +214,9 @@ class LocalConnection(ClientConnection):
         """They have the credentials."""
         return True
 
+    async def let_go(self) -> None:
+        """They end with this client."""
+
     async def find_again(self) -> None:
         """They are where they were."""
 

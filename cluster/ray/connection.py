@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -22,6 +25,7 @@ from understudy.protocol import NewSession, ServiceDirectory, Spawned, unpacked
 from understudy.reads import DrainInfo
 from understudy.secrets import part
 from understudy.transport.repeating import RETRY_SECONDS, Patience, Repeating
+from understudy.waiting import answered_within
 
 from ..client.client_connection import ClientConnection
 from ..client.compiling import driver_placement
@@ -32,7 +36,7 @@ from .directory import NodeDirectory
 from .names import gateway_name, node_name, of_instance, tool_host_name
 from .own_ray import NOT_RUNNING, state_directory
 from .package_store import fetch
-from .ray_edge import actor_names, find_actor, pid_of, settle, submitted
+from .ray_edge import actor_names, find_actor, is_same, pid_of, settle, submitted
 from .services import supervisor_handle
 from .versions import OLDER, VERSION, mismatch, other_versions
 
@@ -49,6 +53,11 @@ KEPT_SECONDS = 3600.0
 """A package that the store had so long ago is there still: retention leaves alone what was needed within a day."""
 
 DRAIN_REASON = "asked for"
+
+KEEPER = f"{socket.gethostname()}, pid {os.getpid()}"
+"""Who keeps the services, if this process does."""
+
+LET_GO_SECONDS = 2.0
 
 
 class Connection(ClientConnection):
@@ -141,7 +150,17 @@ class Connection(ClientConnection):
         if self._supervisor is None:
             return False
         await self._attach(timeout)
+        await self._supervise("keep", KEEPER)
         return True
+
+    async def let_go(self) -> None:
+        """See `ClientConnection.let_go`."""
+        with suppress(TimeoutError, AttributeError, UnderstudyError):
+            await answered_within(settle(submitted(lambda: self._supervisor.let_go.remote(KEEPER))), LET_GO_SECONDS)
+
+    async def keepers(self) -> list[str]:
+        """Who says that it keeps the services (`renew`)."""
+        return list(await self._supervise("kept_by"))
 
     def _bootstrap(self, timeout: float) -> None:
         spans = str(state_directory() / "spans" / self.settings.instance)
@@ -276,7 +295,7 @@ class Connection(ClientConnection):
                 break  # all are done; or one was lost, or taken back
             await asyncio.sleep(DRAIN_LOOK_SECONDS)
         if stop and found:
-            await self.shutdown()
+            await self._end_found()
         return found
 
     async def undrain(self, node_id: str) -> bool:
@@ -301,7 +320,8 @@ class Connection(ClientConnection):
             return ""  # it is just being restarted
 
     async def end(self, timeout: float) -> None:
-        """End the services: in good order, if they come to an end within so many seconds, else at once."""
+        """End the services that were found (`find_supervisor`), and none that somebody has started since: in good
+        order, if they come to an end within so many seconds, else at once."""
         if timeout and self._supervisor is not None:
             try:
                 async with asyncio.timeout(timeout + DRAIN_SPARE_SECONDS):
@@ -309,9 +329,9 @@ class Connection(ClientConnection):
                     await self.drain(None, timeout, wait=True, stop=True)
             except (TimeoutError, AttributeError, UnderstudyError) as error:
                 log.warning("the services can't be drained: %s", error or type(error).__name__)
-        await self.shutdown()
+        await self._end_found()
         for _ in range(GONE_LOOKS):  # whoever starts services now would find those that are just ending
-            if not of_instance(await asyncio.to_thread(actor_names), self.settings.instance):
+            if not await asyncio.to_thread(self._left):
                 break
             await asyncio.sleep(GONE_LOOK_SECONDS)
 
@@ -323,14 +343,28 @@ class Connection(ClientConnection):
         await self.nodes.close()
 
     async def shutdown(self) -> None:
-        """End the services, and the console that shows them."""
+        """End the services that there are now, and the console that shows them."""
+        await self.find_supervisor()
+        await self._end_found()
+
+    async def _end_found(self) -> None:
         await self.close()
         try:
             if self._supervisor is not None:
                 await asyncio.wait_for(settle(submitted(self._supervisor.stop.remote)), STOP_SECONDS)
         except (TimeoutError, UnderstudyError) as error:
             log.info("the services did not stop by themselves: %s", error)
-        for name in of_instance(actor_names(), self.settings.instance):
-            handle = find_actor(name)
-            if handle is not None:
-                ray.kill(handle)
+        for handle in await asyncio.to_thread(self._left):
+            ray.kill(handle)
+
+    def _left(self) -> list[Any]:
+        """The actors of the services that were found. None once somebody has started others, which wait for the end of
+        these beforehand. Services are made by a supervisor only: what is looked up before a new one is seen is not its
+        own."""
+        names = of_instance(actor_names(), self.settings.instance)
+        handles = [handle for handle in map(find_actor, names) if handle is not None]
+        supervisor = supervisor_handle(self.settings)
+        if supervisor is not None and (self._supervisor is None or not is_same(supervisor, self._supervisor)):
+            log.info("somebody has started other services meanwhile: they are left alone")
+            return []
+        return handles

@@ -194,6 +194,11 @@ def find_actor(name: str) -> Any | None:
         return None
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two handles are of one actor: a later one of the same name is another one."""
+    return bool(one._actor_id == other._actor_id)
+
+
 def cluster_identity() -> str:
     """The Ray cluster, as `address/id`: two can have heads of one address, on hosts whose containers share nothing.
 

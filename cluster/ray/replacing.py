@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from understudy.config import Settings
-from understudy.errors import ClusterUnreachable
+from understudy.errors import ClusterUnreachable, Conflict
 
 from ..client import background
 from .connection import Connection
@@ -30,6 +30,7 @@ def replace_others(store: str | None, timeout: float, *, of_other_settings: bool
 
     Raises:
         VersionMismatch: Ray's nodes have another version than this process; nothing was ended.
+        Conflict: they have other settings, and somebody keeps them; nothing was ended.
         ClusterUnreachable: the supervisor lives and gives no answer; nothing was ended.
     """
     settings = Settings.from_environment(store=store)
@@ -38,6 +39,16 @@ def replace_others(store: str | None, timeout: float, *, of_other_settings: bool
         return []
     connection = Connection(settings, connect_ray(address))
     return background.wait(_replace(connection, timeout, of_other_settings))
+
+
+def other_settings(why: str, different: list[str]) -> Conflict:
+    """The error about services that have other settings and are not replaced."""
+    return Conflict(
+        f"running services have {', '.join(different)}; {why}, so they are left as they are",
+        details={
+            "hint": "One store has one `understudy up --keep`: give both the same settings, or end the other one first."
+        },
+    )
 
 
 async def _replace(connection: Connection, timeout: float, of_other_settings: bool) -> list[str]:
@@ -61,6 +72,9 @@ async def _replace(connection: Connection, timeout: float, of_other_settings: bo
     elif answers and of_other_settings:
         await connection.hand_over()
         reasons = await connection.different_settings()
+        keepers = await connection.keepers() if reasons else []
+        if keepers:
+            raise other_settings(f"they are kept by another `understudy up --keep` ({'; '.join(keepers)})", reasons)
     if reasons:
         log.warning("the services are replaced: %s", "; ".join(reasons))
         await connection.end(timeout if answers else 0.0)

@@ -62,6 +62,9 @@ ORPHAN_SECONDS = 300.0
 LEAVE_SECONDS = 0.2
 """So long after its last step a session actor ends itself: the supervisor's watch has been answered by then."""
 
+KEPT_SECONDS = 35.0
+"""So long after it said so somebody is taken to keep the services: `understudy up --keep` says so every 10 s."""
+
 FRAME_MEMORY = 64 * 1024 * 1024
 
 
@@ -300,6 +303,7 @@ class SupervisorActor(Versioned):
             self._machinery, holder, standby=settings.standby, max_actors=settings.max_actors, scaling=settings.scaling
         )
         self._run: asyncio.Task[None] | None = None
+        self._keepers: dict[str, float] = {}
         self._tasks = Tasks(log)
         # Ray restarts this process, but only a call makes it work: the first is its own.
         ray.get_runtime_context().current_actor.start.remote()
@@ -331,6 +335,19 @@ class SupervisorActor(Versioned):
     async def settings(self) -> dict[str, str]:
         """What the services were started with (`Settings.of_services`)."""
         return (await self._keeper.settings()).of_services()
+
+    async def keep(self, keeper: str) -> None:
+        """Know that somebody (`understudy up --keep`) keeps these services, and says so again before long."""
+        self._keepers[keeper] = time.monotonic()
+
+    async def let_go(self, keeper: str) -> None:
+        """Know that somebody keeps them no more."""
+        self._keepers.pop(keeper, None)
+
+    async def kept_by(self) -> list[str]:
+        """Who keeps these services, as far as this process has heard."""
+        now = time.monotonic()
+        return [keeper for keeper, heard in self._keepers.items() if now - heard < KEPT_SECONDS]
 
     async def want(self, placement: str) -> None:
         await self.start()

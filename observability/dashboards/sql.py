@@ -61,7 +61,8 @@ SELECT repeat('· ', tree.level) || tree.agent AS "agent", tree.session_id AS "s
   {when("s.wait_since")} AS "waits since", s.run_id AS "run", s.round AS "round", s.epoch AS "epoch",
   s.restarts AS "crashes", s.stuck AS "stuck", s.inbox_count AS "inbox", s.tokens_used AS "tokens",
   s.tokens_redone AS "redone", s.cost_used / 1000000.0 AS "cost", left(s.node_id, 8) AS "node",
-  s.actor_pid AS "pid", {when("s.created_at")} AS "created", {when("s.updated_at")} AS "changed",
+  CASE WHEN s.active = 1 THEN s.actor_pid END AS "pid",
+  {when("s.created_at")} AS "created", {when("s.updated_at")} AS "changed",
   nullif(s.trace_id, '') AS "trace"
 FROM tree JOIN session s ON s.namespace = {NAMESPACE} AND s.session_id = tree.session_id
 ORDER BY tree.place LIMIT 1000"""

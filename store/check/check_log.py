@@ -14,6 +14,7 @@ from sqlalchemy import Text, bindparam, select
 from understudy.event_wire import ENVELOPE
 from understudy.identifiers import wait_key
 from understudy.messages import Usage
+from understudy.workflows import ORIGIN
 
 from ..db.prepared import Row
 from ..db.statements import NAMESPACE, TOOL_CALL
@@ -144,8 +145,10 @@ class ToolResults(LogRule):
 
     def read(self, entry: Entry) -> Iterator[str]:
         if entry.type == "assistant":
-            yield from self._unanswered(f"before the next answer at seq {entry.seq}")
-            self.open = {call[0]: (entry, False) for call in entry.data.get("tool_calls") or ()}
+            if entry.data.get("origin") != ORIGIN:  # the steps of a workflow overlap
+                yield from self._unanswered(f"before the next answer at seq {entry.seq}")
+                self.open = {}
+            self.open |= {call[0]: (entry, False) for call in entry.data.get("tool_calls") or ()}
         elif entry.type == "tool_finished":
             yield from self._finished(entry)
         elif entry.type == "tool":
@@ -196,7 +199,8 @@ class ToolCalls(LogRule):
     def read(self, entry: Entry) -> Iterator[str]:
         if entry.type == "assistant":
             if len(self.calls) >= LOOKED_UP_AT_ONCE:
-                yield from self._compare()
+                overlap = entry.data.get("origin") == ORIGIN  # what is open of a workflow goes on
+                yield from self._compare({"done"} if overlap else None)
             for index, call in enumerate(entry.data.get("tool_calls") or ()):
                 self.count += 1
                 states = {"requested", "approved", "started", "asked", "waiting"}
@@ -212,11 +216,13 @@ class ToolCalls(LogRule):
         if self.count != self.session["tool_calls"]:
             yield f"the model asked for {self.count} calls, and there are {self.session['tool_calls']} rows"
 
-    def _compare(self) -> Iterator[str]:
-        given = {"session": self.session["session_id"], "calls": list(self.calls)}
-        found = self.books.read(CALLS_BY_ID, **given) if self.calls else []
+    def _compare(self, only: set[str] | None = None) -> Iterator[str]:
+        """Compare calls with their rows, and forget them: all, or those that are in these states by the log."""
+        calls = {call: said for call, said in self.calls.items() if only is None or said[1] == only}
+        given = {"session": self.session["session_id"], "calls": list(calls)}
+        found = self.books.read(CALLS_BY_ID, **given) if calls else []
         rows = {row["call_id"]: [row[name] for name in CALL_SAID] for row in found}
-        for call_id, (asked, states) in self.calls.items():
+        for call_id, (asked, states) in calls.items():
             row = rows.get(call_id)
             if row is None:
                 yield f"call {call_id} has no row"
@@ -224,7 +230,7 @@ class ToolCalls(LogRule):
                 yield f"call {call_id} was asked for as {asked}, and its row says {row[:-1]}"
             elif row[-1] not in states:
                 yield f"by the log call {call_id} is {' or '.join(sorted(states))}, by its row {row[-1]}"
-        self.calls = {}
+        self.calls = {call: said for call, said in self.calls.items() if call not in calls}
 
 
 class Tokens(LogRule):
@@ -265,6 +271,8 @@ class Answers(LogRule):
 
     def read(self, entry: Entry) -> Iterator[str]:
         last = self.last
+        if entry.data.get("origin") == ORIGIN:  # no model has answered
+            return
         if entry.type == "assistant":
             yield from self.end()
             if last is None or entry.run_id != last.run_id:

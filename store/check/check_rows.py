@@ -13,6 +13,7 @@ from understudy.approvals import APPROVAL, APPROVE
 from understudy.identifiers import COPIED
 from understudy.records import RUN_STATUSES, STEER
 from understudy.wakeups import MOST_WAKEUPS
+from understudy.workflows import EVENT_STEP, SIGNAL, WORKFLOW
 
 from ..db.prepared import Row
 from ..db.statements import (
@@ -195,6 +196,7 @@ def inbox_items(scope: Scope) -> Iterator[Wrong]:
         and_(INBOX.c.kind == "child_result", func.coalesce(call, "").in_(("requested", "started"))),
         and_(INBOX.c.kind == "answer", func.coalesce(call, "").in_(("asked", "waiting"))),
         and_(INBOX.c.kind == STEER, SESSION.c.run_id.is_not(None), SESSION.c.held.is_(None)),
+        and_(INBOX.c.kind == SIGNAL, SESSION.c.kind == WORKFLOW, SESSION.c.held.is_(None)),
     )
     statement = (
         select(INBOX.c.session_id, INBOX.c.item, INBOX.c.kind, INBOX.c.key)
@@ -210,6 +212,7 @@ def open_calls(scope: Scope) -> Iterator[Wrong]:
     pending = and_(
         same_session(TOOL_CALL, SESSION), TOOL_CALL.c.run_id == SESSION.c.run_id,
         TOOL_CALL.c.round == SESSION.c.round, TOOL_CALL.c.state != "done",
+        (TOOL_CALL.c.open == 1) == (SESSION.c.kind == WORKFLOW),
     )  # fmt: skip
     count = select(func.count()).select_from(TOOL_CALL).where(pending).scalar_subquery()
     counts = select(SESSION.c.session_id, SESSION.c.calls_open, count.label("pending")).where(
@@ -339,7 +342,10 @@ def waits(scope: Scope) -> Iterator[Wrong]:
     in_inbox = exists().where(
         same_session(INBOX, TOOL_CALL), INBOX.c.kind == "answer", INBOX.c.key == TOOL_CALL.c.call_id
     )
-    right = or_(and_(has_timer, not_(in_inbox)), and_(in_inbox, not_(has_timer)))
+    right = or_(
+        and_(has_timer, not_(in_inbox)), and_(in_inbox, not_(has_timer)),
+        and_(TOOL_CALL.c.tool == EVENT_STEP, TOOL_CALL.c.open == 1, not_(in_inbox)),
+    )  # fmt: skip
     calls = select(TOOL_CALL.c.session_id, TOOL_CALL.c.call_id).where(
         scope.of(TOOL_CALL), TOOL_CALL.c.state == "waiting", not_(right)
     )
@@ -395,6 +401,8 @@ def status(scope: Scope) -> Iterator[Wrong]:
         and_(columns.active == 0, columns.wait == "idle", columns.run_id.is_(None), ended),
         and_(columns.active == 1, columns.wait.is_(None), columns.status == "running"),
         and_(for_answers, columns.status == "waiting_for_timer", timed, not_(asked)),
+        and_(for_answers, columns.kind == WORKFLOW, columns.status == "waiting_for_child", columns.children_open > 0),
+        and_(for_answers, columns.kind == WORKFLOW, columns.status == "waiting_for_input", timed),
         *(
             and_(columns.active == 1, columns.wait == wait, columns.status == f"waiting_for_{wait}", more)
             for wait, more in waiting.items()

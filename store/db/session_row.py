@@ -104,6 +104,7 @@ class SessionRow(ActiveSession):
     sampled: int | None = None
     ended_at: int = 0
     ended_as: str = ""
+    record_seq: int = 0
 
     @property
     def span_before(self) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import Text, and_, bindparam, delete, func, select, union_all, update
+from sqlalchemy import Text, and_, bindparam, case, delete, func, literal_column, select, union_all, update
 
 from understudy.identifiers import call_identifier
 
@@ -109,8 +109,7 @@ SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
     "progress_at_death", "restarts", "aborted", "tokens_redone", "cost_used", "cancel_as", "held", "group_state",
     "task_open", "replaced_by", "abandoned", "moved", "redone", "next_spec", "last_span",
-    "merged",
-    "sampled",
+    "merged", "sampled", "record_seq",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 
@@ -139,6 +138,7 @@ UPDATE_SESSION_OFTEN = _update_session(OFTEN)
 CALL_STATE = ("state", "epoch", "executions", "result", "child_id", "updated_at", "edited")
 CALL_KEEPS = ("child_id", "edited")
 """What a later state of a call need not name again."""
+DONE: Any = literal_column("'done'")
 UPDATE_CALL = (
     update(TOOL_CALL)
     .where(
@@ -149,6 +149,7 @@ UPDATE_CALL = (
     .values(
         {
             **{name: bindparam(f"b_{name}") for name in CALL_STATE},
+            "open": case((bindparam("b_state", type_=Text) == DONE, literal_column("0")), else_=TOOL_CALL.c.open),
             **{name: func.coalesce(bindparam(f"b_{name}", type_=Text), TOOL_CALL.c[name]) for name in CALL_KEEPS},
         }
     )
@@ -183,6 +184,11 @@ SELECT_CALLS = select(TOOL_CALL).where(
     TOOL_CALL.c.namespace == bindparam("ns"),
     TOOL_CALL.c.session_id == bindparam("session"),
     TOOL_CALL.c.call_id.in_([bindparam(f"call{number}") for number in range(CALLS_AT_ONCE)]),
+)
+SELECT_STEPS = select(TOOL_CALL).where(
+    TOOL_CALL.c.namespace == bindparam("ns"),
+    TOOL_CALL.c.session_id == bindparam("session"),
+    TOOL_CALL.c.open == literal_column("1"),
 )
 SELECT_SPECIFICATION = select(SESSION.c.spec).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Index, Integer, LargeBinary, Text
+from sqlalchemy import BigInteger, Index, Integer, LargeBinary, Text, text
 from sqlmodel import Field
 
 from .columns import NamespaceTable, Table, json_column, key_column, number_column, text_column
@@ -114,6 +114,7 @@ class Session(NamespaceTable, table=True):
         last_span: `TRACE-SPAN` of the run that its next one goes on from: its last one, or that of the sub-agent whose
             task is started again in it; empty before there is one.
         sampled: see `Run`; of the current run.
+        record_seq: messages up to this `seq` are not needed to go on: of a workflow, whose record says what they said.
         ended_at, ended_as: when its last run ended, and with what status; 0 and empty before. Indexed, unlike
             `updated_at`, which changes with every commit.
     """
@@ -210,6 +211,7 @@ class Session(NamespaceTable, table=True):
     sampled: int | None = number_column(None)
     ended_at: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     ended_as: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
+    record_seq: int = number_column()
 
 
 class Run(NamespaceTable, table=True):
@@ -275,15 +277,23 @@ class Event(NamespaceTable, table=True):
     body: dict[str, Any] | None = json_column()
 
 
+IS_OPEN = text("open = 1")
+
+
 class ToolCall(NamespaceTable, table=True):
     """One tool call: requested → started → finished → done (its result is a message); `asked` while it waits for a
     person, `approved` between its approval and its start.
 
     Attributes:
         edited: the arguments, as JSON text, with which a person approved it; NULL for those of the model.
+        open: 1 for a step of a workflow whose result is no message yet. PostgreSQL updates all other calls in place, as
+            they never change it.
     """
 
     __tablename__ = "tool_call"
+    __table_args__ = (
+        Index("tool_call_open", "namespace", "session_id", sqlite_where=IS_OPEN, postgresql_where=IS_OPEN),
+    )
     session_id: str = key_column()
     call_id: str = key_column()
     run_id: str = text_column("")
@@ -299,6 +309,7 @@ class ToolCall(NamespaceTable, table=True):
     child_id: str | None = text_column()
     updated_at: int = number_column()
     edited: str | None = text_column()
+    open: int = number_column()
 
 
 class Question(NamespaceTable, table=True):

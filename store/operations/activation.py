@@ -142,7 +142,9 @@ def park(tx: Transaction, activation: ActivationId) -> None:
 
 
 def work(tx: Transaction, row: SessionRow, after_seq: int) -> Work:
-    """All that an activation must know, messages after `after_seq` only: earlier ones never change."""
+    """All that an activation must know, messages after `after_seq` only: earlier ones never change, or are not
+    needed."""
+    after_seq = max(after_seq, row.record_seq)
     return work_with(tx, row, after_seq, tx.messages(row.session_id, after_seq), open_calls(tx, row))
 
 
@@ -156,7 +158,7 @@ def work_with(
         round=row.round, trace_id=row.trace_id, sampled=row.recorded, wait=row.wait,
         model_error=row.wait_error,
         cancel=row.cancel_reason, messages=tuple(messages), calls=tuple(calls), inbox=tx.inbox(row),
-        budgeted=row.accounts is not None, redone=bool(row.redone),
+        budgeted=row.accounts is not None, redone=bool(row.redone), needless=row.record_seq,
     )  # fmt: skip
 
 

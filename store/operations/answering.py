@@ -13,10 +13,11 @@ from understudy.notes import NOTE_TOOLS
 from understudy.recall import READ_MESSAGE, RECALL
 from understudy.records import Ask
 from understudy.wakeups import SCHEDULE_WAKEUP, WAIT
+from understudy.workflows import EVENT_STEP
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
-from . import agents, jobs, notes, recall, waiting, wakeups
+from . import agents, jobs, notes, recall, steps, waiting, wakeups
 
 ANSWERS: dict[str, Callable[[Transaction, SessionRow, Ask], tuple[str, str]]] = {
     SCHEDULE_WAKEUP: wakeups.answer,
@@ -27,7 +28,7 @@ ANSWERS: dict[str, Callable[[Transaction, SessionRow, Ask], tuple[str, str]]] = 
 }
 """What answers a call at once, by what it asks: `(decision, text)`."""
 
-STORE_ANSWERS = frozenset({WAIT, *ANSWERS})
+STORE_ANSWERS = frozenset({WAIT, EVENT_STEP, *ANSWERS})
 
 
 def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
@@ -42,6 +43,9 @@ def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
     )  # fmt: skip
     if asked.kind == WAIT:
         waiting.begin(tx, row, asked, since)
+        return
+    if asked.kind == EVENT_STEP:
+        steps.await_event(tx, row, asked, since)
         return
     decision, text = ANSWERS[asked.kind](tx, row, asked)
     waiting.hand_in(tx, row, asked.call_id, {"decision": decision, "text": text, "since": since})

@@ -15,10 +15,11 @@ from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.prices import Price
 from understudy.records import Ack, Batch, CallState, Finish
+from understudy.workflows import WORKFLOW, begins_record
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
-from . import answering, charging, follow_ups, handoffs, model_calls, questions, steering, waiting
+from . import answering, charging, follow_ups, handoffs, model_calls, questions, steering, steps, waiting
 from .beginnings import spawn
 from .endings import DEADLINE_TIMER, finish_run
 from .holding import require_current, require_held
@@ -80,9 +81,12 @@ def commit(
     first_seq = row.seq + 1
     asks_anew = (batch.wait == "model" and not asks) or steering.comes_first(tx, row, batch)
     for entry in batch.entries[: -batch.request_entries or None] if asks_anew else batch.entries:
-        tx.append(row, entry)
+        seq = tx.append(row, entry)
+        if row.kind == WORKFLOW and begins_record(entry):
+            row.record_seq = seq - 1
     # A cancelled run may not grow: its spawns, questions and next model call are left out, and the Ack says why.
     refused = _spawn(tx, row, batch) if cancel is None and batch.spawns else ()
+    steps.begin(tx, row, batch.steps)
     _set_calls(tx, row, batch, refused, cancelled=cancel is not None)
     tx.take_inbox(row, batch.inbox_done)
     if batch.asks and cancel is None:
@@ -98,7 +102,8 @@ def _go_over(tx: Transaction, row: SessionRow, to_agent: handoffs.Wanted | None,
     """The session is handed off with this batch, or its run ends, or both."""
     handoffs.hand_off(tx, row, to_agent)
     if finish is not None:
-        finish_run(tx, row, finish)
+        # The code of a workflow awaits its branches: what is at work when it fails nobody wants any more.
+        finish_run(tx, row, finish, hold=row.kind != WORKFLOW or finish.status == "completed")
     else:
         tx.wake(row)
 
@@ -148,9 +153,9 @@ def _set_wait(
             row.redone = 1  # hooks saw the call
         else:
             model_calls.begin(tx, row, batch, holder, price)
-    elif batch.wait == "child" and row.children_open:
+    elif batch.wait == "child" and row.children_open and row.kind != WORKFLOW:
         row.wait, row.wait_since, row.status = "child", tx.now, "waiting_for_child"
-    elif batch.wait in ("input", "timer") and not _has_result(tx, row):
+    elif (batch.wait in ("input", "timer") or row.kind == WORKFLOW) and not _has_result(tx, row):
         # One wait, whoever answers the calls. The wait `timer` is a pause: nothing that arrives ends that.
         row.wait, row.wait_since, row.status = "input", tx.now, f"waiting_for_{batch.wait}"
 
@@ -207,7 +212,9 @@ def _start_run(tx: Transaction, row: SessionRow, run_id: str, merged: tuple[str,
     tx.take_inbox(row, [item.id])
     end = dict.fromkeys(("text", "output", "error", "usage"))
     tx.update_run(row.session_id, run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0)
-    tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
+    seq = tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
+    if row.kind == WORKFLOW:
+        row.record_seq = seq
     if merged:
         follow_ups.merge(tx, row, [inputs[other] for other in merged])
     charging.begin_run(tx, row)

@@ -11,6 +11,7 @@ from understudy.errors import RunConflict, SessionClosed, SessionConflict
 from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
 from understudy.messages import encodable
 from understudy.records import LEASE_SECONDS, Spawn
+from understudy.workflows import AGENT
 
 from ..db.prepared import Row
 from ..db.session_row import SessionRow
@@ -107,6 +108,7 @@ def create_session(
         root_id=session_id,
         call_id=call_id,
         agent=agent if agent in (spec.get("handoffs") or {}) else spec["name"],
+        kind=spec.get("kind", AGENT),
         spec_hash=spec_hash,
         placement=placement,
         node_id=node_id,

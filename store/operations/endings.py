@@ -11,6 +11,7 @@ from understudy import events
 from understudy.identifiers import run_link
 from understudy.messages import storable
 from understudy.records import Cancelled, Finish, InboxItem, Unwanted
+from understudy.workflows import WORKFLOW
 
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
@@ -198,7 +199,8 @@ def _deliver(
             **of_worktree(tx, child, status, finish),
         }  # fmt: skip
         tx.put_inbox(parent, "child_result", child.call_id, payload)
-    if parent.wait not in ("child", "input") or parent.children_open > 0:
+    goes_on = parent.kind == WORKFLOW and parent.held is None and parent.cancel_reason is None  # with each result
+    if parent.wait not in ("child", "input") or (parent.children_open > 0 and not goes_on):
         return
     if parent.held is not None:
         finish_run(tx, parent, Finish(**parent.held))

@@ -19,6 +19,7 @@ from understudy.handoffs import agent_at, present
 from understudy.identifiers import COPIED
 from understudy.messages import Message, ToolCall
 from understudy.protocol import Fork, Spawned
+from understudy.workflows import WORKFLOW
 
 from ..db.statements import MESSAGE, SESSION, TOOL_CALL
 from ..entries import message_row
@@ -53,6 +54,8 @@ def fork(tx: Transaction, session_id: str, wanted: Fork, node_id: str) -> Spawne
             text = f"session {wanted.session_id!r} exists, and is no fork of {session_id!r} at {wanted.at}"
             raise SessionConflict(text, session_id=wanted.session_id, details={"hint": "Use another session_id."})
         return Spawned(False, existing.node_id)
+    if origin.kind == WORKFLOW:
+        raise InvalidInput("the session is a workflow: it can't be forked", session_id=session_id)
     messages = tx.messages(session_id, 0)
     _require_whole(messages, wanted.at, session_id)
     copied = [message for message in messages if message.seq <= wanted.at]

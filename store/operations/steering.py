@@ -7,10 +7,11 @@ interrupt: then what the run is at does not go on. Sub-agents do.
 from __future__ import annotations
 
 from understudy import events
-from understudy.errors import NotRunning
+from understudy.errors import InvalidInput, NotRunning
 from understudy.messages import encodable
 from understudy.protocol import Steer, Steered
 from understudy.records import STEER, Batch, Finish, InboxItem, Interrupted
+from understudy.workflows import WORKFLOW
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
@@ -27,8 +28,11 @@ def steer(tx: Transaction, session_id: str, wanted: Steer, request_id: str) -> S
     Raises:
         UnknownSession: there is no such session.
         NotRunning: it has no run, or one that was asked to end, or that only waits for its sub-agents to end.
+        InvalidInput: it is a workflow.
     """
     row = tx.session(session_id)
+    if row.kind == WORKFLOW:
+        raise InvalidInput("the session is a workflow, which nothing steers: signal it", session_id=session_id)
     if row.run_id is None or row.cancel_reason is not None or row.held is not None:
         what = "no run is at work" if row.run_id is None else f"run {row.run_id!r} is about to end"
         raise NotRunning(what, session_id=session_id)

@@ -7,6 +7,7 @@ from typing import Any
 from understudy import events
 from understudy.errors import SessionConflict
 from understudy.manifest import changes
+from understudy.workflows import WORKFLOW
 
 from ..budgets import limits_of
 from ..db.session_row import SessionRow
@@ -29,10 +30,14 @@ def take_on(tx: Transaction, row: SessionRow, spec: dict[str, Any], placement: s
     is given holds.
 
     Raises:
-        SessionConflict: the new one says `on_change="refuse"`, the session is a sub-agent, or a limit of its budget
-            would be lowered, added or dropped: what was used under the old ones could not be told from a fault.
+        SessionConflict: the new one says `on_change="refuse"`, the session is a sub-agent, it is another workflow's, or
+            a limit of its budget would be lowered, added or dropped: what was used under the old ones could not be told
+            from a fault.
     """
     old = tx.specification(row.session_id)
+    if WORKFLOW in (row.kind, spec.get("kind")) and (row.kind, old["name"]) != (spec.get("kind"), spec["name"]):
+        message = f"session {row.session_id!r} is of the {row.kind} {old['name']!r}"
+        raise SessionConflict(message, session_id=row.session_id, details={"changed": ["name"]})
     changed = changes(old, spec)
     if changed and (spec.get("on_change", "refuse") != "migrate" or row.parent_id is not None):
         raise SessionConflict(

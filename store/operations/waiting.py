@@ -25,16 +25,27 @@ LATE = 5_000_000
 
 
 def begin(tx: Transaction, row: SessionRow, asked: Ask, since: int) -> None:
-    """Let a tool call of the current run wait for its time, counted from `since`."""
-    wanted = microseconds((asked.arguments or {})["seconds"])
+    """Let a tool call of the current run wait for its time: until then, or so many seconds from `since`."""
+    arguments = asked.arguments or {}
+    until = arguments.get("until")
+    wanted = microseconds(arguments["seconds"]) if until is None else max(1, until - since)
     payload = {"call_id": asked.call_id, "run_id": row.run_id, "since": since, "wanted": wanted}
     tx.set_timer(row, CALL_TIMER + asked.call_id, since + wanted, payload)
     tx.append(row, events.TimerSet(kind="wait", name=asked.call_id, due_at=since + wanted))
 
 
-def over(tx: Transaction, row: SessionRow, call_id: str, run_id: str, since: int, wanted: int) -> None:
-    """The time of a wait is over: its call has a result."""
+def over(
+    tx: Transaction, row: SessionRow, call_id: str, run_id: str, since: int, wanted: int, nothing: str = ""
+) -> None:  # fmt: skip
+    """The time of a wait is over: its call has a result.
+
+    Args:
+        nothing: what is said of a call that waited for something else, which has not come in time.
+    """
     if row.run_id != run_id:
+        return
+    if nothing:
+        hand_in(tx, row, call_id, {"decision": "timeout", "text": nothing, "since": since})
         return
     late = tx.now - since - wanted
     text = f"waited {spoken(wanted)}"

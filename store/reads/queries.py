@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
-from sqlalchemy import Connection, Select, and_, bindparam, func, or_, select
+from sqlalchemy import Connection, Select, and_, bindparam, case, func, or_, select
 
 from understudy.errors import InvalidInput, UnknownRun, UnknownSession
 from understudy.events import Event
@@ -78,7 +78,10 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
 
 
-INFO_COLUMNS = columns_of(SESSION, SessionRecord)
+# Of a session at work the store hears when its process ends. One that has nothing to do may rest in a process, and when
+# that is killed, or everything ends, nobody may write so.
+AT_WORK_IN = case((SESSION.c.active == 1, SESSION.c.actor_pid)).label("actor_pid")
+INFO_COLUMNS = [AT_WORK_IN if column.name == "actor_pid" else column for column in columns_of(SESSION, SessionRecord)]
 RUN_COLUMNS = columns_of(RUN, RunRecord)
 ACTIVE_COLUMNS = columns_of(SESSION, ActiveSession)
 

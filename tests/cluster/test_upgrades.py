@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -169,6 +170,11 @@ def running(head: Head, python: str, store: str) -> dict[str, int]:
     return {name: pid for name, pid in found["pids"].items() if pid}
 
 
+def lasting(head: Head, python: str, store: str) -> dict[str, int]:
+    """The same without session actors, which come and go."""
+    return {name: pid for name, pid in running(head, python, store).items() if not name.startswith("frame/")}
+
+
 def test_services_of_another_version_are_replaced_in_good_order(
     head: Head, installation: Installation, stores: dict[str, str], postgres: PostgresServer, tmp_path: Path
 ) -> None:
@@ -200,6 +206,64 @@ def test_services_of_another_version_are_replaced_in_good_order(
     assert (folder / "begun").read_text() == "x"
 
 
+def told_by(up: subprocess.Popen[str]) -> dict[str, Any]:
+    """What `up --keep --json` prints before it stays, or as it fails."""
+    assert up.stdout is not None
+    found: dict[str, Any] = json.loads("".join(iter(up.stdout.readline, "}\n")) + "}")
+    return found
+
+
+def kept(head: Head, installation: Installation, store: str, actors: int) -> subprocess.Popen[str]:
+    """`up --keep` with a setting that other ones may have otherwise."""
+    arguments = ("up", "--keep", "--json", "--timeout", "20", "--store", store)
+    return understudy_command(head, installation.python, *arguments, UNDERSTUDY_MAX_ACTORS=str(actors))
+
+
+def test_ups_that_say_different_things_end_no_services_of_each_other(
+    head: Head, installation: Installation, stores: dict[str, str]
+) -> None:
+    """Given services that `up --keep` keeps, then another one with other settings fails and ends nothing. When the
+    first one is over, two at once replace them: one keeps its own, the other one says what it finds. An `up` to whose
+    version the store is too new ends nothing."""
+    store = stores["dsn"]
+    ups = [kept(head, installation, store, 2)]
+    try:
+        assert told_by(ups[0])["different_settings"] == []
+        before = lasting(head, installation.python, store)
+        refused = said(kept(head, installation, store, 3), 1)["error"]
+        assert (refused["code"], "UNDERSTUDY_MAX_ACTORS=2" in refused["message"]) == ("conflict", True)
+        assert "kept by another `understudy up --keep`" in refused["message"]
+        assert lasting(head, installation.python, store) == before
+
+        postgres_change(store, "INSERT INTO schema_migration VALUES (9999, 1)")
+        refused = said(kept(head, installation, store, 3), 1)["error"]
+        assert refused["code"] == "store_version"
+        assert lasting(head, installation.python, store) == before
+        postgres_change(store, "DELETE FROM schema_migration WHERE version = 9999")
+
+        assert ups[0].poll() is None
+        ups[0].send_signal(signal.SIGINT)
+        ups[0].communicate(timeout=60)
+        ups += [kept(head, installation, store, actors) for actors in (3, 4)]
+        first, second = sorted(map(told_by, ups[1:]), key=lambda told: "error" in told)
+        assert (first["different_settings"], second["error"]["code"]) == ([], "conflict")
+        assert [text for text in first["replaced"] if "UNDERSTUDY_MAX_ACTORS=2" in text]
+        after = lasting(head, installation.python, store)
+        assert not set(after.values()) & set(before.values())
+        assert {name.split("/")[0] for name in after} >= {"supervisor", "node", "gateway"}
+    finally:
+        for up in ups:
+            up.kill()
+            up.communicate()
+
+
+def postgres_change(store: str, statement: str) -> None:
+    import psycopg
+
+    with psycopg.connect(store, autocommit=True) as connection:
+        connection.execute(statement)
+
+
 def postgres_rows(postgres: PostgresServer, store: str) -> str:
     import psycopg
 
@@ -219,12 +283,9 @@ def test_a_new_head_on_the_old_state_runs_the_new_version_with_its_settings(
     installation.install("0.0.2")
     head.start()
     for kind, store in stores.items():
-        arguments = ("up", "--keep", "--json", "--timeout", "20", "--store", store)
-        up = understudy_command(head, installation.python, *arguments, UNDERSTUDY_MAX_ACTORS="2")
+        up = kept(head, installation, store, 2)
         try:
-            assert up.stdout is not None
-            told = json.loads("".join(iter(up.stdout.readline, "}\n")) + "}")
-            assert told["different_settings"] == []
+            assert told_by(up)["different_settings"] == []
             services = running(head, installation.python, store)
             assert {name.split("/")[0] for name in services} >= {"supervisor", "node", "gateway"}
             (tmp_path / kind / "go").touch()

@@ -14,6 +14,7 @@ import typer
 
 from understudy import Cluster
 from understudy.cluster.cli.main import app
+from understudy.examples.survey.job import survey_specs
 from understudy.testing import LocalCluster
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,14 @@ def test_the_readme_is_short() -> None:
     """600 words at most, tables and listings included; the picture is no larger than 150 KB."""
     assert len(README.read_text().split()) <= 600
     assert (DOCS / "images" / "console.png").stat().st_size < 150_000
+
+
+def test_the_tree_in_the_readme_is_of_its_first_example() -> None:
+    """The README begins with `make demo`, and the tree below has the agents of that: a lead, and surveyors."""
+    example, tree, *_ = listings(README, "console")
+    assert "$ make demo " in example
+    lead = survey_specs(str(ROOT), None, offline=True)
+    assert re.findall(r"^([a-z]+|├── [a-z]+) ", tree, re.M) == [lead.name, *[f"├── {lead.agents[0].name}"] * 3]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named(PAGES))

@@ -15,7 +15,9 @@ from playwright.async_api import Page, expect
 
 from understudy.cluster.client.running_again import again_id
 from understudy.cluster.console import download
-from understudy.errors import ServiceGone, StoreUnreachable
+from understudy.config import ModelProfile
+from understudy.errors import ModelProfileMissing, ServiceGone, StoreUnreachable
+from understudy.gateway import gateway_calls
 from understudy.identifiers import check_identifier
 from understudy.node.paging import Ready
 from understudy.reads import NodeLoad
@@ -169,6 +171,24 @@ async def test_a_session_that_was_given_up_is_resumed_with_all_its_inputs(tmp_pa
         assert (await kernel.info("s"))["status"] == "quarantined"
 
 
+async def test_a_run_that_lacked_its_models_key_is_run_again_once_somebody_has_brought_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a run that failed for a missing key, then to run it again is refused with what to do, and nothing is sent,
+    until the key is there."""
+    monkeypatch.setattr(gateway_calls, "PROFILE_SECONDS", 0.1)
+    async with stage(tmp_path) as (kernel, _, url), client_of(url) as client:
+        assert (await kernel.run("s", k.spec("fine", profile="ours")))["error"]["code"] == ModelProfileMissing.code
+        refused = await client.post("/api/sessions/s/run-again", json={"run_id": "r"})
+        assert refused.status_code == 409
+        assert "no key is known for its model profile 'ours'" in refused.text
+        assert len(await kernel.ask("read", "runs", ["s"], {})) == 1
+        await kernel.service.register(ModelProfile("ours", "key", kernel.server.url))
+        again = await client.post("/api/sessions/s/run-again", json={"run_id": "r"})
+        assert again.json() == {"done": True, "run_id": "r-again"}
+        assert (await kernel.end("s", "r-again"))["status"] == "completed"
+
+
 @pytest.mark.thorough
 async def test_failed_runs_are_found_looked_at_and_run_again_together(tmp_path: Path) -> None:
     """A person chooses one agent's runs of the last hour that did not complete, opens a trace, goes back, and runs all
@@ -187,6 +207,7 @@ async def test_failed_runs_are_found_looked_at_and_run_again_together(tmp_path: 
             await page.get_by_label("Agent", exact=True).fill("reader")
             await expect(rows).to_have_count(3)
             filtered = page.url
+            assert "status=last%3Abad" in filtered  # the word of the HTTP API
             await rows.first.get_by_role("link", name=re.compile("Trace")).click()
             await expect(page.locator(".waterfall")).to_be_visible()
             await page.go_back()

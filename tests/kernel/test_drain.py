@@ -306,6 +306,37 @@ async def test_the_call_of_an_mcp_server_ends_when_its_session_leaves(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("share", ["session", "node"])
+async def test_the_call_of_an_mcp_server_ends_though_the_service_knows_nothing_of_it(
+    share: str, postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
+    """Given a call that may be repeated, whose session's process has died, when the node service was restarted and the
+    node is drained, then the call ends there before it is made where the session goes on."""
+    servers = [McpServer("test", command=command(tmp_path), share=share)]
+    spec = agent([("test_look", {"word": "x"})], "done", servers=servers)
+    async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
+        a, b = nodes.kernels
+        await b.spawn("s", spec)
+        await b.send("s")
+        await until_called(tmp_path, "look x")
+        worker = b.holder("s")
+        assert worker is not None
+        b.kill(worker, replace=False)
+        await b.until("s", "session_crashed")
+        b.kill_node()
+        await b.quiet()
+        await nodes.drain(b)
+        await a.until("s", "session_moved", 1)
+        moved = (await a.info("s"))["status"]
+        await until_called(tmp_path, "look x", 2)
+        held = b.tool_host.servers.held
+        (tmp_path / "go").touch()
+        assert (await nodes.end("s"))["status"] == "completed"
+        assert (moved, held) == ("waiting_for_timer", 0)
+        assert calls(tmp_path) == ["start", "look x"] * 2
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_question_of_an_mcp_server_ends_when_its_session_leaves(
     restarted: bool, postgres: str, server: OfflineServer, tmp_path: Path

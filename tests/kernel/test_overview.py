@@ -11,7 +11,7 @@ from sqlalchemy import delete, event, func, insert, literal, select
 from understudy.errors import UnknownSession
 from understudy.prices import Price
 from understudy.reads import Activity
-from understudy.store.db.statements import EVENT
+from understudy.store.db.statements import EVENT, SESSION
 from understudy.store.operations.presence import log_ends
 from understudy.store.reads import overview
 
@@ -54,6 +54,32 @@ async def test_sessions_at_work_are_listed_and_counted_and_those_that_want_a_per
         await kernel.end("works")
         await kernel.ask("cancel", "asks", None, "enough")
         await kernel.end("asks")
+
+
+async def test_a_process_is_shown_of_a_session_at_work_only(store: str, tmp_path: Path) -> None:
+    """Given a session whose run has ended, which the store says rests in a process, then no view names that process,
+    which may be gone by now; that of a session at work is named by all."""
+    async with k.running(store, tmp_path / "spans") as kernel:
+        await kernel.run("ended", k.spec("", name="other"))
+        kernel.server.hold()
+        await kernel.spawn("works", k.spec("", name="worker"))
+        await kernel.send("works")
+        await kernel.until("works", "model_call_started")
+        with kernel.service.database.read() as connection:
+            rows = connection.execute(select(SESSION.c.session_id, SESSION.c.actor_pid))
+            pids = {session_id: pid for session_id, pid in rows}
+        assert None not in pids.values()
+        for views in (
+            [await read(kernel, "info", session_id) for session_id in pids],
+            await read(kernel, "sessions"),
+            [row for session_id in pids for row in await read(kernel, "tree", session_id)],
+            (await read(kernel, "page"))["rows"],
+        ):
+            shown = {row["session_id"]: row["actor_pid"] for row in views}
+            assert shown == {"ended": None, "works": pids["works"]}
+        assert [row["actor_pid"] for row in (await read(kernel, "working"))["rows"]] == [pids["works"]]
+        kernel.server.release()
+        await kernel.end("works")
 
 
 async def test_each_look_at_what_happened_begins_where_the_last_one_ended(store: str, tmp_path: Path) -> None:

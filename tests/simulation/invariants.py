@@ -39,6 +39,7 @@ from understudy.store.journal import Committed
 
 from . import approvals, deaths, delegating
 from .executed import Executed
+from .files import Files
 from .guards import Guarded
 from .hooks import refused
 from .operator import RIVAL
@@ -83,6 +84,7 @@ class Invariants:
         guarded: what guards have made of model calls.
         served: which calls of MCP servers were made.
         executed: which calls are executed in processes of their own.
+        files: where sessions have left files.
     """
 
     def __init__(self, world: World) -> None:
@@ -125,6 +127,7 @@ class Invariants:
         self.recalled = Recalled(world, self)
         self.served = Served(world)
         self.executed = Executed(world)
+        self.files = Files(world)
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -139,7 +142,7 @@ class Invariants:
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
-        for one in (self.reported, self.sent, self.recalled, self.guarded, self.served, self.executed):
+        for one in (self.reported, self.sent, self.recalled, self.guarded, self.served, self.executed, self.files):
             one.forget(gone)
         self._for_folds = {key for key in self._for_folds if key.partition("/")[0] not in gone}
         for session_id in gone:
@@ -218,6 +221,7 @@ class Invariants:
             self.violated(f"{event.session_id} has a new sub-agent in run {event.run_id}, which was cancelled before")
         elif isinstance(event, SessionActivated):
             self._activation(event, now)
+            self.files.activated(event)
             self.left_behind |= {f"{session}/{call}" for session, call in self._begun if session == event.session_id}
         elif isinstance(event, SessionMoved):
             self._moved.add(run)
@@ -439,6 +443,7 @@ class Invariants:
         """A machine on which nothing went wrong is not given up, unless it was drained to be given back."""
         now = self._world.scheduler.time()
         self._abandoned.update(actor.pid for actor in machine.actors)
+        self.files.given_up(machine.node_id)
         where = f"node_id = '{machine.node_id}' AND reason = '{SCALED_DOWN}' AND finished_at > 0"
         given_back = self._world.committed(f"SELECT 1 FROM drain WHERE {where}")
         well = machine.alive and not self._cut(machine) and now > machine.disturbed_until + ABANDON_SECONDS

@@ -19,6 +19,7 @@ from .background import SPAWN, some_in_background
 from .commands import some_with_commands
 from .delegating import some_delegating
 from .executed import EXECUTED, some_executed
+from .files import leaves_files, with_files
 from .folding import folding
 from .guards import some_guarded
 from .handoffs import hands_off, some_handed_off
@@ -195,6 +196,7 @@ class Plan:
             found |= {"jobs"} if any(tool["name"] == "schedule_wakeup" for tool in work.spec["tools"]) else set()
             found |= {"commands"} if any(tool["name"] == "start_command" for tool in work.spec["tools"]) else set()
             found |= {"executed"} if any(tool["name"] in EXECUTED for tool in work.spec["tools"]) else set()
+            found |= {"files"} if leaves_files(work.spec) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -386,6 +388,30 @@ def merging(chosen: random.Random, work: Work) -> Work:
     )
     spec = {**work.spec, "follow_ups": "merge"}
     return replace(work, spec=spec, actions=tuple(sorted(actions, key=_order)))
+
+
+def some_with_files(chosen: random.Random, plan: Plan) -> Plan:
+    """The same plan; in some its sessions leave files, and are so many at once that some wait for a frame."""
+    if chosen.random() >= 0.5:
+        return plan
+    work = [crowding(chosen, item) for item in plan.work]
+    return replace(plan, max_actors=2, work=tuple(with_files(chosen, item) for item in work))
+
+
+def crowding(chosen: random.Random, work: Work) -> Work:
+    """The same work; its client sends short inputs besides, which keep a frame for a while."""
+    if any(action.kind == "replace" for action in work.actions):
+        return work
+    actions, tool = list(work.actions), BY_POLICY[policies_of(work.spec)[0]][0]
+    for number in range(3):
+        name = f"{work.session_id}.c{number}"
+        calls = tuple(
+            ((tool, {"name": f"{name}.{index}", "seconds": round(4 * chosen.random(), 3), "fails": False, "kills": 0}),)
+            for index in range(2)
+        )
+        content = Task(name, calls, (0.02, 0.5, 0.02)).text()
+        actions.append(Action(round(12 * chosen.random(), 3), "send", {"run_id": f"c{number}", "content": content}))
+    return replace(work, actions=tuple(sorted(actions, key=_order)))
 
 
 def wakeup(chosen: random.Random, task_name: str, name: str, policies: list[str]) -> dict[str, Any]:
@@ -871,7 +897,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     forks = random.Random(f"{seed}/forked")
     limits = random.Random(f"{seed}/limit")
     scaled = random.Random(f"{seed}/scaling")
-    return Plan(
+    plan = Plan(
         seed, backend, machines, shape.choice((0, 1, 2)), shape.choice((2, 3, 5)), work,
         wrong, window,
         shape.choice((0.0, 0.0, 0.05)), calm=shape.random() < 0.3,
@@ -884,3 +910,4 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         scales=scaled.choice((3.0, 8.0, 20.0)) if backend == "postgresql" and scaled.random() < 0.2 else 0.0,
         asks=0.4 if have_servers(work) and random.Random(f"{seed}/asks").random() < 0.5 else 0.0,
     )  # fmt: skip
+    return some_with_files(random.Random(f"{seed}/files"), plan) if plan.scales else plan

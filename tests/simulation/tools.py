@@ -116,6 +116,15 @@ def careful_in_thread(name: str, seconds: float, fails: bool, kills: int, contex
     return _perform_in_thread(name, seconds, fails, kills, context)
 
 
+@tool(on_crash="rerun")
+async def keep_file(name: str, context: ToolContext) -> str:
+    """Leave a file in the working directory, beside those that are there."""
+    _world().effect(name, context)
+    return f"kept {name}" + (" beside others" if _world().invariants.files.keep(context.session_id) else "")
+
+
+KEEP_FILE = "keep_file"
+
 BY_VALUE = ("act_by_value", "look_by_value")
 """Tools whose code a process must ask its node service for before it can run them."""
 
@@ -126,9 +135,14 @@ BY_POLICY: dict[str, tuple[str, ...]] = {
     "reconcile": ("careful", "careful_in_thread"),
 }
 
-POLICY_OF = {"block": "report", **{name: policy for policy, names in BY_POLICY.items() for name in names}}
+POLICY_OF = {
+    "block": "report", KEEP_FILE: "rerun",
+    **{name: policy for policy, names in BY_POLICY.items() for name in names},
+}  # fmt: skip
 
-_FUNCTIONS: tuple[Any, ...] = (act, act_in_thread, block, look, look_in_thread, doubt, careful, careful_in_thread)
+_FUNCTIONS: tuple[Any, ...] = (
+    act, act_in_thread, block, look, look_in_thread, doubt, careful, careful_in_thread, keep_file,
+)  # fmt: skip
 
 _BUILT_IN = (
     "request_user_input", "wait", "spawn_agent", "agents", "jobs", "schedule_wakeup", "notes", "board", "commands",

@@ -19,6 +19,7 @@ from understudy.config import ModelProfile
 from understudy.errors import StoreUnreachable, UnderstudyError
 from understudy.node.calls import Call, Calls
 from understudy.node.draining import Draining
+from understudy.node.homes import Homes
 from understudy.records import KeptResponse, ModelRequest
 from understudy.store.journal import Committed, Journal
 from understudy.store.operations import requests
@@ -314,6 +315,7 @@ class World:
             patch("understudy.node.supply.measure", lambda _pids: Memory(1 << 40, 1 << 39)),
             patch.object(Journal, "_transaction", self._transaction(Journal._transaction)),
             patch.object(Draining, "_send_off", self._sending_off(Draining._send_off)),
+            patch.object(Homes, "learn_drains", self._learning_drains(Homes.learn_drains)),
             patch.object(Calls, "start", self._starting(Calls.start)),
             patch.object(requests, "once", self.requested.watched(requests.once)),
             # Histories are short here: all are worth keeping, and some clusters' gateways forget most of them.
@@ -350,6 +352,16 @@ class World:
             await original(draining, rows, over)
 
         return send_off
+
+    def _learning_drains(self, original: Any) -> Any:
+        """What a node service is told of drains; the invariants are told of those that it has known until then."""
+
+        def learn(homes: Homes, drains: Any) -> None:
+            for node_id in set(homes.nodes).difference(homes.available):
+                self.invariants.files.given_up(node_id)
+            original(homes, drains)
+
+        return learn
 
     def _transaction(self, original: Any) -> Any:
         """A journal's transaction, which the invariants watch."""

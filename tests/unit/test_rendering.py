@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from understudy.cluster.cli import doctor, rendering
 from understudy.cluster.cli.main import app
-from understudy.config import Settings
+from understudy.config import Settings, differences
 from understudy.events import ModelCallCompleted, RunStarted
 
 
@@ -32,6 +32,19 @@ def test_where_json_is_said() -> None:
     done = CliRunner().invoke(app, ["--json", "ps"])
     assert done.exit_code == 2
     assert "understudy COMMAND --json" in done.output
+
+
+def test_doctor_warns_of_services_with_other_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """Given services that were started with other settings, then each that differs is named, with what to do, as a
+    warning: nothing has failed. Where none differs, all is well."""
+    running, here = (Settings("sqlite:///x", "gpt", standby=standby).of_services() for standby in (1, 4))
+    rendering.print_checks([doctor.of_services(different) for different in (differences(running, here), [])])
+    warning, advice, well = capsys.readouterr().out.splitlines()
+    assert warning == "warn settings of the services: UNDERSTUDY_STANDBY=1 (this environment says 4)"
+    assert "`understudy down`" in advice
+    assert "`understudy up --keep`" in advice
+    assert well.startswith("ok   settings of the services")
+    assert doctor.of_services(differences(running, here)).ok
 
 
 def test_doctor_refuses_what_the_services_would(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from understudy.events import (
 from understudy.reads import PendingInput
 from understudy.spec import AgentSpec
 from understudy.testing import LocalCluster
+from understudy.testing.offline import Faults
 
 Run = Callable[..., Result]
 
@@ -131,11 +132,27 @@ def test_a_run_that_does_not_complete(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     done = run('call read_file {"path": "a"}', "--tool", "read_file", "--max-rounds", "1")
     assert (done.exit_code, "round_limit" in done.stderr, done.stdout) == (1, True, "")
+    assert re.search(r"round_limit .*\S", done.stderr)
+    assert "resume" in done.stderr
     late = run('call wait {"seconds": 60}', "--tool", "wait", "--timeout", "0.2", "--session", "s")
     assert late.exit_code == 1
     assert "deadline_exceeded" in late.stderr
     assert "it goes on" in late.stderr
     assert "wait for it" in late.stderr
+
+
+def test_a_run_that_failed_says_why_once_and_how_it_is_done_again(run: Run, cluster: LocalCluster) -> None:
+    """Given a model call that is refused, then its reason is on stderr once, with the run's status and the command that
+    does the same again; that command is not offered where the run completed."""
+    cluster.model_server.faults = Faults(fail_first=1, fail_status=400)
+    failed = run("hello", "--session", "s")
+    assert failed.exit_code == 1
+    assert failed.stderr.count("fails with 400 as it was told to") == 1
+    assert "\nfailed\n" in failed.stderr
+    assert "do it again: understudy resume s --again" in failed.stderr
+    again = CliRunner().invoke(app, ["resume", "s", "--again", "--json"])
+    assert run("--session", "s", "--run-id", json.loads(again.stdout)["run_id"]).stdout == "offline: hello\n"
+    assert "--again" not in run("more", "--session", "s").stderr
 
 
 @pytest.mark.parametrize(

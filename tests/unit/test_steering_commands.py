@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from understudy import AgentSpec, tool
 from understudy.cluster.cli import main, steering_commands
 from understudy.cluster.cli.main import app
+from understudy.errors import ModelProfileMissing
+from understudy.gateway import gateway_calls
 from understudy.testing import LocalCluster
 
 PATIENCE = 30.0
@@ -80,3 +82,19 @@ def test_a_run_that_did_not_complete_is_run_again(cluster: LocalCluster, monkeyp
     session.send("hello").result(PATIENCE, check=True)
     assert json.loads(runner.invoke(app, ["resume", "s", "--again", "--json"]).stdout) == {"run_id": None}
     assert [run.content for run in session.runs()] == ["call look {}", "call look {}", "hello"]
+
+
+def test_a_run_whose_key_is_still_missing_is_not_sent_again(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a run that failed for a missing key, then `resume --again` says so, and what to do, and sends nothing."""
+    monkeypatch.setattr(main, "connected", steering_commands.connected)
+    monkeypatch.setattr(gateway_calls, "PROFILE_SECONDS", 0.1)
+    session = cluster.spawn(AgentSpec(name="a", model="some", profile="ours"), session_id="s")
+    failed = session.send("hello").result(PATIENCE)
+    assert (failed.error or {})["code"] == ModelProfileMissing.code
+    refused = CliRunner().invoke(app, ["resume", "s", "--again"])
+    assert refused.exit_code == 1
+    assert "agent 'a' uses model 'some', and no key is known for its model profile 'ours'" in refused.stderr
+    assert ModelProfileMissing.hint in refused.stderr
+    assert len(session.runs()) == 1

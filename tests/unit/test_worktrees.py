@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy import AgentSpec, Worktree
+from understudy import AgentSpec, WorkflowContext, Worktree, workflow
 from understudy.actors.sandbox import Bubblewrap
 from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.checking import agent_problems, git_for
@@ -23,7 +23,7 @@ from understudy.manifest import changes
 from understudy.testing import LocalCluster
 from understudy.worktrees import branch_of, for_child, name_of, named, placed, worktree_text
 
-from ..git_repository import repository
+from ..git_repository import branches, repository
 
 IDS = st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True)
 ORIGINS = st.sampled_from(["", "a1b2c3", "0f0f0f"])
@@ -158,6 +158,32 @@ def test_sessions_of_a_cluster(tmp_path: Path) -> None:
     assert (ended.outcome, ended.branch, ended.files) == ("merged", "understudy/lead+1", ["new.txt"])
     assert [(event.outcome, event.files) for event in below] == [("merged", ["new.txt"])]
     assert (top / "new.txt").read_text() == "new"
+
+
+def _coder(name: str) -> AgentSpec:
+    call = {"tool_calls": [["write_file", {"path": f"{name}.txt", "content": name}]]}
+    return AgentSpec(
+        name=name, instructions=f"offline-script: {json.dumps([call, {'text': f'{name} is done'}])}", model="offline",
+        tools=["files"], workspace="worktree", sandbox="none",
+    )  # fmt: skip
+
+
+def test_a_workflow_and_its_agents(tmp_path: Path) -> None:
+    """Given a workflow with a worktree, whose steps are agents with worktrees of it, when it has ended, then the
+    repository has what all of them wrote, and a step's answer is the agent's alone."""
+    top = repository(tmp_path / "top")
+    one, two = _coder("one"), _coder("two")
+
+    @workflow(agents=[one, two], workspace=Worktree(repository=str(top)), sandbox="none")
+    async def both(ctx: WorkflowContext) -> list[str]:
+        return list(await ctx.gather(ctx.agent("one", "go"), ctx.agent("two", "go")))
+
+    with LocalCluster() as cluster:
+        run = cluster.workflow(both)
+        result = run.result(timeout=60)
+        assert result.output == ["one is done", "two is done"]
+    assert ((top / "one.txt").read_text(), (top / "two.txt").read_text()) == ("one", "two")
+    assert branches(top) == []
 
 
 def test_what_a_parent_is_told_is_short() -> None:

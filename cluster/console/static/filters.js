@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { words } from "./format.js";
 
-const NAMES = ["text", "agent", "tree", "state", "range", "since", "until", "by"];
+const NAMES = ["text", "agent", "tree", "status", "range", "since", "until", "by"];
 const STATUSES = ["idle", "running", "waiting_for_model", "waiting_for_child", "waiting_for_input", "waiting_for_timer", "completed", "failed",
   "cancelled", "quarantined"];
 const OUTCOMES = ["completed", "failed", "quarantined", "cancelled", "round_limit", "budget_exceeded"];
@@ -23,7 +23,7 @@ export class Filters {
       text: h("input", { type: "search", placeholder: "id, agent or tree  ( / )", "aria-label": "Search sessions", oninput: typed }),
       agent: h("input", { type: "text", placeholder: "exact name", autocomplete: "off", spellcheck: "false", oninput: typed }),
       tree: h("input", { type: "text", placeholder: "the root's id", autocomplete: "off", spellcheck: "false", oninput: typed }),
-      state: h("select", { onchange: chosen }, option("", "any status"),
+      status: h("select", { onchange: chosen }, option("", "any status"),
         h("optgroup", { label: "The last run" }, option("last:bad", "did not complete"), OUTCOMES.map((name) => option(`last:${name}`, `last run ${words(name)}`))),
         h("optgroup", { label: "The session now" }, STATUSES.map((name) => option(name, words(name))))),
       range: h("select", { onchange: chosen }, Object.entries(RANGES).map(([value, label]) => option(value, label))),
@@ -31,9 +31,9 @@ export class Filters {
       until: h("input", { type: "datetime-local", onchange: chosen }),
       by: h("select", { onchange: chosen }, option("", "created"), option("ended_at", "last run ended")),
     };
-    const { text, agent, tree, state, range, since, until, by } = this.fields;
+    const { text, agent, tree, status, range, since, until, by } = this.fields;
     this.custom = [field("From", since), field("To", until)];
-    this.element = h("div", { class: "filters", role: "search", "aria-label": "Sessions" }, field("Search", text), field("Agent", agent), field("Status", state),
+    this.element = h("div", { class: "filters", role: "search", "aria-label": "Sessions" }, field("Search", text), field("Agent", agent), field("Status", status),
       field("Time", range), field("Time of", by), this.custom, field("Tree", tree));
   }
 
@@ -45,7 +45,7 @@ export class Filters {
   set(query) {
     const given = new URLSearchParams(query);
     for (const name of NAMES) if (this.fields[name] !== document.activeElement || this.fields[name].value !== (given.get(name) || "")) this.fields[name].value = given.get(name) || "";
-    for (const name of ["state", "range", "by"]) if (this.fields[name].selectedIndex < 0) this.fields[name].value = "";
+    for (const name of ["status", "range", "by"]) if (this.fields[name].selectedIndex < 0) this.fields[name].value = "";
     this.arrange();
   }
 
@@ -57,7 +57,7 @@ export class Filters {
 
   // The server's parameters. A range that ends now is counted from now.
   get asked() {
-    const { text, agent, tree, state, range, since, until, by } = Object.fromEntries(NAMES.map((name) => [name, this.fields[name].value.trim()]));
+    const { text, agent, tree, status, range, since, until, by } = Object.fromEntries(NAMES.map((name) => [name, this.fields[name].value.trim()]));
     const asked = new URLSearchParams();
     const put = (name, value) => { if (value) asked.append(name, value); };
     const micros = (local) => (local ? String(new Date(local).getTime() * 1000) : "");
@@ -65,9 +65,9 @@ export class Filters {
     put("agent", agent);
     put("tree", tree);
     put("by", by);
-    if (state === "last:bad") FAILED.forEach((name) => put("outcome", name));
-    else if (state.startsWith("last:")) put("outcome", state.slice(5));
-    else put("status", state);
+    if (status === "last:bad") FAILED.forEach((name) => put("outcome", name));
+    else if (status.startsWith("last:")) put("outcome", status.slice(5));
+    else put("status", status);
     if (SECONDS[range]) put("since", String((Date.now() - SECONDS[range] * 1000) * 1000));
     if (range === "custom") put("since", micros(since)), put("until", micros(until));
     return asked;

@@ -1,0 +1,255 @@
+"""The steps of a workflow at work: begun, handed over or executed here, each brought to its one result."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from msgspec.structs import replace
+
+from understudy.approvals import IN_DOUBT
+from understudy.ports import Node
+from understudy.protocol import FrameIdentity
+from understudy.records import CallState, InboxItem
+from understudy.waiting import retrieve_error
+from understudy.workflows import step_path
+
+from .call_outcomes import CallOutcomes
+from .commanding import NodeCommands
+from .commits import Commits, Patience
+from .execution import Outcome, presentable
+from .hooks import Hooks
+from .replay import Execution
+from .servers import Servers
+from .skills import Skills, described
+from .step_kinds import Steps, result_of
+from .step_values import as_value, of_step, result_type
+from .task_calls import TaskCalls
+from .tool_calls import COALESCE_SECONDS, WATCH_AFTER_SECONDS
+from .tools import LoadedTool
+from .window import Window
+from .workflow_context import ToolWanted
+
+LOOK_SECONDS = 1.0
+"""While tools run here, what others have brought is looked for this often."""
+
+Arrived = tuple[str, Outcome, str]
+"""A step's path, its outcome, and the status of the run that did it (empty if none did)."""
+
+
+class StepWork:
+    """The open steps of an activation's workflow.
+
+    Attributes:
+        calls: by path.
+    """
+
+    def __init__(
+        self, window: Window, node: Node, frame: FrameIdentity, commits: Commits, hooks: Hooks, patience: Patience,
+        load: Callable[[dict[str, Any]], Awaitable[LoadedTool]], servers: Servers, steps: Steps,
+    ) -> None:  # fmt: skip
+        self.calls = {step_path(window.run_id or "", call.call_id): call for call in window.calls}
+        self._window = window
+        self._node, self._frame_id = node, frame.frame_id
+        self._commits = commits
+        self._load_tool = load
+        self._steps = steps
+        skills, commands = Skills(described(window.spec), node.blob), NodeCommands(node, frame, window)
+        tasks = TaskCalls(window, node, frame.frame_id, patience)
+        self._outcomes = CallOutcomes(
+            window, commits, hooks, patience, self._load, skills, tasks, commands, servers
+        )  # fmt: skip
+        self._limit = asyncio.Semaphore(window.spec["parallel_tools"])
+        self._at_work: dict[asyncio.Task[Outcome | None], str] = {}
+        self._watch: asyncio.Task[str] | None = None
+
+    @property
+    def leave(self) -> bool:
+        """Whether the process is to end with this activation: a thread goes on that can't be stopped."""
+        return self._outcomes.leave
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a tool goes on that ignores its cancellation."""
+        return self._outcomes.stuck
+
+    async def _load(self, spec: dict[str, Any]) -> LoadedTool:
+        return of_step(await self._load_tool(spec))
+
+    def resume(self, execution: Execution) -> None:
+        """Do what is due about the steps that were open when this activation began."""
+        for path in [path for path in self.calls if path in execution.waiting]:
+            self.begin(path, execution)
+
+    def begin(self, path: str, execution: Execution) -> None:
+        """Do what is due about a step; nothing while others are at it."""
+        call, step = self.calls[path], execution.waiting[path]
+        work: Coroutine[Any, Any, Outcome | None]
+        if call.state == "finished" and not isinstance(step, ToolWanted):
+            work = self._known(call)
+        elif isinstance(step, ToolWanted):
+            if call.state in ("asked", "waiting") and self._outcomes.answer_to(call) is None:
+                return
+            work = self._tool(path, call, step)
+        elif call.state == "requested":
+            work = self._hand_over(path, call, execution)
+        else:
+            return
+        self._at_work[asyncio.create_task(work)] = path
+
+    async def _known(self, call: CallState) -> Outcome:
+        assert call.result is not None
+        return Outcome.of(call.result)
+
+    async def _hand_over(self, path: str, call: CallState, execution: Execution) -> Outcome | None:
+        wanted = self._steps.handed_over(call, execution.waiting[path])
+        if isinstance(wanted, Outcome):
+            return await self._outcomes.conclude(call, wanted, executions=0)
+        draft = self._commits.draft
+        self.calls[path] = wanted.state
+        if wanted.spawn is not None:
+            draft.spawns.append(wanted.spawn)
+            draft.calls[call.call_id] = wanted.state
+        elif wanted.ask is not None:
+            draft.asks.append(replace(wanted.ask, prompt=presentable(wanted.ask.prompt)))
+        return None
+
+    async def _tool(self, path: str, call: CallState, step: ToolWanted) -> Outcome | None:
+        spec, by_person = self._steps.tool(step), call.state == "asked" and call.question == IN_DOUBT
+        if call.state == "finished":
+            outcome: Outcome | None = await self._known(call)
+        elif isinstance(spec, Outcome):
+            return await self._outcomes.conclude(call, spec, executions=0)
+        else:
+            outcome = await self._outcomes.run(call, spec, self._limit)
+        if outcome is None:  # a person is asked
+            self.calls[path] = replace(call, state="asked")
+        elif outcome.outcome == "ok" and (by_person or self._steps.is_rendered_elsewhere(step.tool)):
+            kind = result_type(step.item) if step.item is not None else None
+            outcome = dataclasses.replace(outcome, content=as_value(outcome.content, kind))
+        return outcome
+
+    async def results(self, execution: Execution) -> list[Arrived]:
+        """Wait for results; none if only others can bring some, or the run is cancelled."""
+        while self._window.cancel is None:
+            found = self._from_others(execution)
+            for task in [task for task in self._at_work if task.done()]:
+                path, outcome = self._at_work.pop(task), await task
+                if outcome is not None:
+                    found.append((path, outcome, ""))
+            if found or not self._at_work:
+                return found
+            if all(not task.done() for task in self._at_work):
+                await self._wait()
+        return []
+
+    async def _wait(self) -> None:
+        """Wait until something ends here, or the run is cancelled; commit what gathers, and look what others bring."""
+        draft, reported = self._commits.draft, None
+        with_others = len(self.calls) > len(self._at_work)
+        timeout: float | None = LOOK_SECONDS if with_others else WATCH_AFTER_SECONDS
+        if draft:  # a result is in doubt until it is committed; what ends during that commit shares the next one
+            timeout = 0.0 if draft.calls else COALESCE_SECONDS
+        others: set[asyncio.Future[Any]] = set()
+        if not draft:
+            reported = self._outcomes.reports.due()
+            if reported is not None:
+                others.add(reported)
+            if self._watch is not None:
+                others.add(self._watch)
+                timeout = timeout if with_others else None
+        done, _ = await asyncio.wait(
+            {*self._at_work, *others}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )  # fmt: skip
+        if self._watch is not None and self._watch in done:
+            self._window.cancel = await self._watch
+        elif reported is not None and reported in done:
+            draft.entries += self._outcomes.reports.take()
+        elif not done and (draft or with_others):
+            await self._commits.flush(anew=True)
+        elif not done:
+            watched = self._window.activation, self._window.run_id or "", self._window.round
+            self._watch = asyncio.create_task(self._node.interrupted(self._frame_id, *watched))
+            self._watch.add_done_callback(retrieve_error)  # a commit may fail at the same time
+
+    def _from_others(self, execution: Execution) -> list[Arrived]:
+        """The results that the inbox has for steps that were handed over."""
+        found: list[Arrived] = []
+        for item in self._answers():
+            path = step_path(self._window.run_id or "", item.key)
+            step = execution.waiting.get(path)
+            if step is None or isinstance(step, ToolWanted):
+                if step is not None and path not in self._at_work.values():
+                    self.begin(path, execution)
+                continue
+            outcome = result_of(self.calls[path], item)
+            self.conclude(path, outcome, item)
+            found.append((path, outcome, str(item.payload.get("status") or "")))
+        return found
+
+    def _answers(self) -> list[InboxItem]:
+        """Results in the inbox that nothing was made of yet."""
+        taken = set(self._commits.draft.inbox_done)
+        run_id = self._window.run_id or ""
+        return [
+            item
+            for item in self._window.inbox
+            if item.is_result and item.id not in taken and step_path(run_id, item.key) in self.calls
+        ]
+
+    def answer(self, path: str) -> InboxItem | None:
+        """The result that the inbox has for a step."""
+        call_id = self.calls[path].call_id
+        return next((item for item in self._answers() if item.key == call_id), None)
+
+    def conclude(self, path: str, outcome: Outcome, item: InboxItem) -> None:
+        """Give a step that was handed over its result. One commit has it and the inbox row that brought it."""
+        call, draft = self.calls[path], self._commits.draft
+        draft.inbox_done.append(item.id)
+        draft.record(call, outcome, executions=max(1, call.executions))
+
+    def question(self, tool: str) -> str | None:
+        """The path of an open call of this tool."""
+        return next((path for path, call in self.calls.items() if call.tool == tool), None)
+
+    def keep_results(self) -> None:
+        """Take what others have brought out of the inbox, while the code can't be given it: a session that has results
+        would not wait."""
+        for item in self._answers():
+            path = step_path(self._window.run_id or "", item.key)
+            if self.calls[path].state in ("started", "waiting"):
+                self.conclude(path, result_of(self.calls[path], item), item)
+
+    async def given_up(self, path: str) -> Outcome:
+        """The outcome of a call whose run ends first."""
+        call = self.calls[path]
+        known = self._outcomes.results.get(call.call_id)
+        if known is not None:
+            return known
+        if call.state == "finished":
+            return await self._known(call)
+        item = self.answer(path)
+        if item is not None and call.child_id is not None:
+            outcome = result_of(call, item)
+            self.conclude(path, outcome, item)
+            return outcome
+        await self._outcomes.give_up(call, {})
+        return self._outcomes.results[call.call_id]
+
+    async def stop(self) -> None:
+        """End what runs here."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        pending = [task for task in self._at_work if not task.done()]
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending, timeout=5.0)
+            self._outcomes.leave_what_goes_on()
+        for task in self._at_work:
+            if task.done():
+                retrieve_error(task)
+        self._at_work = {}

@@ -1,0 +1,133 @@
+"""What a workflow's log says of a run: the input of its code, and the steps that it has taken. Pure."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from understudy.errors import InvalidInput
+from understudy.json_text import from_json, to_json
+from understudy.messages import NEVER, Message
+from understudy.workflows import CONTINUED, ORIGIN, SNAPSHOT, step_path
+
+from .replay import Record, Result
+from .step_values import typed
+from .workflow import arguments_of
+
+SNAPSHOT_STEPS = 500
+"""Results after which a snapshot is due, or as many as the one before has: so all of them together stay small."""
+
+LARGEST_SNAPSHOT = 8_000_000
+"""Characters: of a record that is larger no snapshot is made."""
+
+DIVERGED = "diverged"
+"""The tool of the question about code that asks for other steps than the log has."""
+
+
+def taking(key: str, name: str, value: Any) -> Message:
+    """The record of a value that the code has taken."""
+    extra = {"key": key, "name": name, "value": value}
+    return Message("system", None, origin=ORIGIN, visibility=NEVER, extra=extra)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a log says of a run.
+
+    Attributes:
+        given: the input of its code.
+        times: how often it was continued as new.
+    """
+
+    record: Record
+    given: str | dict[str, Any]
+    times: int
+
+    @property
+    def prefix(self) -> str:
+        """How the paths of its steps begin."""
+        return f"n{self.times}." if self.times else ""
+
+    def snapshot(self) -> Message | None:
+        """The record as one message, in which nothing is missing; None where none is due."""
+        record = self.record
+        if len(record.results) - record.kept < max(SNAPSHOT_STEPS, record.kept):
+            return None
+        record.kept = len(record.results)
+        results = [[path, found.outcome, found.text, found.status] for path, found in record.results]
+        value = {
+            "given": self.given, "times": self.times, "asked": record.asked, "results": results, "taken": record.taken,
+        }  # fmt: skip
+        return taking(SNAPSHOT, SNAPSHOT, value) if len(to_json(value)) <= LARGEST_SNAPSHOT else None
+
+
+def recorded(messages: Iterable[Message], run_id: str) -> Recorded:
+    """What the log has of a run.
+
+    Args:
+        messages: of the run, in the log's order: from its beginning, or from a record that makes others needless.
+    """
+    record, times = Record(), 0
+    given: str | dict[str, Any] = ""
+    for message in messages:
+        if message.role == "user" and not message.origin:
+            given = message.text
+        elif message.origin == ORIGIN and message.role == "assistant":
+            for call in message.tool_calls:
+                if call.name != DIVERGED:
+                    record.asked[step_path(run_id, call.call_id)] = call.name, call.arguments
+        elif message.origin == ORIGIN:
+            extra = message.extra or {}
+            if extra["name"] == CONTINUED:
+                record, given, times = Record(), extra["value"]["given"], extra["value"]["times"]
+            elif extra["name"] == SNAPSHOT:
+                value = extra["value"]
+                record, given, times = _of_snapshot(value), value["given"], value["times"]
+            else:
+                record.taken[extra["key"]] = extra["name"], extra["value"]
+        elif message.role == "tool" and message.name != DIVERGED:
+            extra = message.extra or {}
+            path = step_path(run_id, message.tool_call_id or "")
+            result = Result(extra.get("outcome", "ok"), message.text, extra.get("status", ""))
+            record.results.append((path, result))
+    return Recorded(record, given, times)
+
+
+def _of_snapshot(value: dict[str, Any]) -> Record:
+    asked = {path: (tool, arguments) for path, (tool, arguments) in value["asked"].items()}
+    results = [(path, Result(outcome, text, status)) for path, outcome, text, status in value["results"]]
+    return Record(asked, results, {key: (name, taken) for key, (name, taken) in value["taken"].items()}, len(results))
+
+
+def read_input(function: Callable[..., Any], given: str | dict[str, Any], session_id: str) -> dict[str, Any]:
+    """The arguments of a workflow's function, by name, as the types that it says.
+
+    Args:
+        given: the run's input, JSON of an object with an entry for each parameter; a text for the only parameter.
+
+    Raises:
+        InvalidInput: the function does not take it.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    values: Any = given
+    if isinstance(given, str):
+        try:
+            values = from_json(given)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            if len(parameters) != 1:
+                names = ", ".join(parameter.name for parameter in parameters) or "none"
+                raise InvalidInput(
+                    f"the input must be a JSON object with the parameters: {names}", session_id=session_id
+                )
+            values = {parameters[0].name: given}
+    try:
+        types = typing.get_type_hints(inspect.unwrap(function))
+    except Exception:  # a name that only type checkers know
+        types = {}
+    bound = arguments_of(function, (), dict(values))
+    return {name: typed(value, types.get(name)) for name, value in bound.items()}

@@ -1,0 +1,137 @@
+"""From a function that is marked with `@workflow` to the specification of its sessions."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from understudy.actors.code import fingerprint, sourced
+from understudy.actors.tools import ToolDefinition
+from understudy.actors.workflow import WorkflowDefinition, definition_of
+from understudy.config import OFFLINE_MODEL
+from understudy.errors import InvalidInput, InvalidSpec, ModelProfileMissing
+from understudy.spec import AgentSpec
+from understudy.workflows import MODEL_AGENT, WORKFLOW
+
+from .compiling import Compiled, by_value, compile_spec, is_own, of_agent, seal, within
+
+MOST_FUNCTIONS = 500
+"""Functions of a workflow's that are looked through for what they name."""
+
+DEPTH = 8
+"""How deep the tree below a workflow may grow, unless it says."""
+
+
+def definition_required(item: Any) -> WorkflowDefinition:
+    """What is known of a workflow. Raises `InvalidInput` where it is none."""
+    found = definition_of(item)
+    if found is None:
+        raise InvalidInput(f"{item!r} is no workflow: decorate an async function with @workflow")
+    return found
+
+
+def compile_workflow(
+    workflow: WorkflowDefinition, *, model: str, profile: str | None,
+    pickle: Callable[[Any], bytes] | None = by_value, above: tuple[str, ...] = (),
+) -> Compiled:  # fmt: skip
+    """The specification of a workflow's sessions: with the tools, agents and workflows that its code names.
+
+    Args:
+        model, profile: where it names none; without a profile it may ask no model.
+        above: workflows that this one is a step of.
+
+    Raises:
+        InvalidSpec: it, or one of these, can't be used.
+    """
+    named = list(_named(workflow.function))
+    tools = _once([*workflow.tools, *(item for item in named if _is_tool(item))])
+    agents = _once([*workflow.agents, *(item for item in named if isinstance(item, AgentSpec))])
+    others = _once([*map(definition_required, workflow.workflows), *filter(None, map(definition_of, named))])
+    spec = AgentSpec(**{"max_depth": DEPTH, **workflow.options, "name": workflow.name, "tools": tools})
+    host = {"model": model, "profile": profile} if profile else {"model": OFFLINE_MODEL, "profile": OFFLINE_MODEL}
+    found = compile_spec(spec, pickle=pickle, **host)
+    inner: list[Compiled] = []
+    for agent in agents:
+        with of_agent(f"agents.{agent.name}"):
+            compiled = compile_spec(
+                within(spec, agent), model=spec.model or model, profile=spec.profile or profile, pickle=pickle
+            )  # fmt: skip
+        inner.append(compiled)
+    for other in others:
+        if other.name in above:
+            circle = " → ".join((*above, workflow.name, other.name))
+            raise InvalidSpec(f"workflows run each other in a circle: {circle}.")
+        if other.name != workflow.name:  # a step that runs the workflow itself has its specification
+            names = (*above, workflow.name)
+            inner.append(compile_workflow(other, model=model, profile=profile, pickle=pickle, above=names))
+    asking = AgentSpec(name=MODEL_AGENT, model=spec.model, profile=spec.profile)
+    try:
+        inner.append(compile_spec(asking, model=model, profile=profile, pickle=pickle))
+    except ModelProfileMissing:  # a step that asks a model says so
+        pass
+    known: dict[str, Any] = found.spec["agents"]
+    for compiled in inner:
+        name = compiled.spec["name"]
+        if name in known:
+            raise InvalidSpec(f"workflow {workflow.name!r} has two agents or workflows named {name!r}.")
+        known[name] = compiled.spec
+        found.blobs.update(compiled.blobs)
+        found.uses_own_code = found.uses_own_code or compiled.uses_own_code
+    source, blobs = sourced(f"workflow {workflow.name!r}", workflow.function, pickle)
+    function = {"name": workflow.name, "source": source, **fingerprint(workflow.function)}
+    found.spec |= {"kind": WORKFLOW, "workflow": function}
+    found.blobs.update(blobs)
+    found.uses_own_code = found.uses_own_code or is_own(source)
+    del found.spec["hash"], found.spec["on_change"]
+    seal(found.spec, spec)
+    return found
+
+
+def _is_tool(item: Any) -> bool:
+    return isinstance(getattr(item, "__understudy_tool__", None), ToolDefinition)
+
+
+def _once(items: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    for item in items:
+        if all(item is not other for other in found):
+            found.append(item)
+    return found
+
+
+def _named(function: Callable[..., Any]) -> Iterator[Any]:
+    """Tools, agents and workflows that a function's code names, or a function that it calls."""
+    seen: set[int] = set()
+    todo: list[Any] = [function]
+    while todo and len(seen) < MOST_FUNCTIONS:
+        item = todo.pop()
+        if not isinstance(item, types.FunctionType) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        for found in _values(item):
+            if _is_tool(found) or isinstance(found, AgentSpec) or definition_of(found) is not None:
+                if found is not function:
+                    yield found
+            elif isinstance(found, types.FunctionType) and found.__module__ == function.__module__:
+                todo.append(found)
+
+
+def _values(function: types.FunctionType) -> Iterator[Any]:
+    """What the names in a function's code stand for, those of the functions within it included."""
+    outer = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        for name in (*code.co_names, *code.co_freevars):
+            if name in outer:
+                try:
+                    yield outer[name].cell_contents
+                except ValueError:  # it has no value yet
+                    continue
+            elif name in function.__globals__:
+                found = function.__globals__[name]
+                yield found
+                if isinstance(found, types.ModuleType):
+                    yield from (getattr(found, other) for other in code.co_names if hasattr(found, other))

@@ -1,0 +1,93 @@
+"""Steps of workflows: calls that a session's code asks for instead of a model, and the events that they wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from understudy.errors import InvalidInput, NotRunning
+from understudy.json_text import from_json, to_json
+from understudy.messages import encodable, storable
+from understudy.protocol import Signal
+from understudy.records import Ask, CallState
+from understudy.wakeups import microseconds
+from understudy.workflows import EVENT_STEP, MOST_SIGNALS, SIGNAL, WORKFLOW
+
+from ..db.prepared import Row
+from ..db.session_row import SessionRow
+from ..db.statements import TOOL_CALL
+from ..transaction import Transaction
+from .waiting import CALL_TIMER, hand_in
+
+NOTHING_CAME = "the event did not come in time"
+
+
+def begin(tx: Transaction, row: SessionRow, wanted: tuple[CallState, ...]) -> None:
+    """Note the calls that a workflow's code asks for. Each has one row, and its batch is committed once."""
+    for call in wanted:
+        row.calls_open += 1
+        tx.insert(
+            TOOL_CALL,
+            {"session_id": row.session_id, "call_id": call.call_id, "run_id": row.run_id, "round": row.round,
+             "index": call.index, "tool": storable(call.tool), "arguments": storable(call.arguments),
+             "provider_id": "", "state": "requested", "epoch": row.epoch, "executions": 0, "updated_at": tx.now,
+             "open": 1},
+        )  # fmt: skip
+
+
+def await_event(tx: Transaction, row: SessionRow, asked: Ask, since: int) -> None:
+    """Let a step wait for an event: the oldest signal of that name that nobody took, or the next one.
+
+    Args:
+        since: when the step was asked for; its time-out counts from then.
+    """
+    name, seconds = ((asked.arguments or {})[part] for part in ("name", "seconds"))
+    known = next((item for item in tx.inbox(row) if item.kind == SIGNAL and item.key == name), None)
+    if known is not None:
+        tx.take_inbox(row, [known.id])
+        _come(tx, row, asked.call_id, known.payload["text"], since)
+    elif seconds is not None:
+        wanted = microseconds(seconds)
+        payload = {"call_id": asked.call_id, "run_id": row.run_id, "since": since, "wanted": wanted}
+        tx.set_timer(row, CALL_TIMER + asked.call_id, since + wanted, {**payload, "nothing": NOTHING_CAME})
+
+
+def signal(tx: Transaction, session_id: str, wanted: Signal) -> bool:
+    """Accept a signal: for the step that has waited longest for one of this name, else it is kept for the next; True if
+    a step waited for it.
+
+    Raises:
+        UnknownSession: there is no such session.
+        InvalidInput: it is no workflow, or as many signals as may be are kept for it.
+        NotRunning: it has no run, or one that is about to end.
+    """
+    row = tx.session(session_id)
+    if row.kind != WORKFLOW:
+        raise InvalidInput("the session is no workflow: only these wait for signals", session_id=session_id)
+    inbox = tx.inbox(row)
+    ends = row.cancel_reason is not None or row.held is not None
+    if ends or (row.run_id is None and all(item.kind != "input" for item in inbox)):
+        raise NotRunning("no run is at work, or it is about to end", session_id=session_id)
+    text = to_json(encodable(wanted.payload))
+    answered = {item.key for item in inbox if item.is_result}
+    calls = [call for call in tx.current_calls(row) if call["call_id"] not in answered]
+    waiting = [call for call in calls if _waits_for(call, wanted.name)]
+    if waiting:
+        call = min(waiting, key=lambda one: (one["updated_at"], one["call_id"]))
+        tx.drop_timer(row, CALL_TIMER + call["call_id"])
+        _come(tx, row, call["call_id"], text, call["updated_at"])
+        return True
+    if sum(item.kind == SIGNAL for item in inbox) >= MOST_SIGNALS:
+        raise InvalidInput(f"{MOST_SIGNALS} signals wait for the workflow: it takes none", session_id=session_id)
+    tx.put_inbox(row, SIGNAL, wanted.name, {"text": text})
+    return False
+
+
+def _come(tx: Transaction, row: SessionRow, call_id: str, text: str, since: int) -> None:
+    hand_in(tx, row, call_id, {"decision": "ok", "text": text, "since": since})
+
+
+def _waits_for(call: Row, name: str) -> bool:
+    if call["tool"] != EVENT_STEP or call["state"] != "waiting":
+        return False
+    arguments: dict[str, Any] = from_json(call["arguments"])
+    return arguments.get("name") == name
