@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .output_schemas import FOREIGN, is_bounded, schemas
-
-EXPENSIVE = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties")
-"""Keywords with which a schema that no person has reviewed could keep a process busy for ever."""
-
-MOST_SCHEMAS = 10_000
-"""So many schemas a validator may have to look at for one value (`is_bounded`)."""
+from understudy.json_schemas import EXPENSIVE, FOREIGN, MOST_SCHEMAS, is_bounded, schemas
 
 
 def argument_validator(schema: dict[str, Any], *, from_server: bool) -> Any:

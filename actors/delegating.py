@@ -7,13 +7,13 @@ from typing import Any
 
 from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.identifiers import digest
+from understudy.json_schemas import EXPENSIVE, MOST_SCHEMAS, is_bounded, schemas
 from understudy.json_text import to_json
 from understudy.messages import storable
 from understudy.skills import LOAD_SKILL
 from understudy.windows import known_window
 
-from .argument_schemas import EXPENSIVE, MOST_SCHEMAS
-from .output_schemas import is_bounded, output_for, schemas
+from .output_schemas import output_for
 
 THERE_ARE = " There are:"
 """What follows in the description of the argument that names an agent."""

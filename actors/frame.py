@@ -159,12 +159,17 @@ class Frame:
         return await self._loaded(spec, load_provider)
 
     async def _load_workflow(self, spec: dict[str, Any]) -> LoadedWorkflow:
-        """The workflow of a specification, loaded once per process."""
+        """The workflow of a specification, as its file is now: code that asks for other steps than the log may have
+        been mended since."""
+        name = spec["source"].get("import", "").partition(":")[0]
+        module = sys.modules.get(name)
+        if self._alone and module is not None and _written(module) > self._read.get(name, self._since):
+            self._functions.pop(_key(spec, load_workflow), None)
         return await self._loaded(spec, load_workflow)
 
     async def _loaded(self, spec: dict[str, Any], load: Callable[..., Loaded]) -> Loaded:
         self._soiled = self._soiled or "builtin" not in spec["source"]
-        key = repr((load.__name__, spec["name"], spec["source"], spec.get("parameters"), spec.get("code")))
+        key = _key(spec, load)
         if key not in self._functions:
             blobs: dict[str, bytes] = {}
             digest = spec["source"].get("blob")
@@ -221,6 +226,11 @@ class Frame:
             "overdue": activation.patience.overdue(now) if activation is not None else 0.0,
             "busy": 1.0 if deadline and now < deadline else 0.0,
         }
+
+
+def _key(spec: dict[str, Any], load: Callable[..., Any]) -> str:
+    """What a loaded function is known by in this process."""
+    return repr((load.__name__, spec["name"], spec["source"], spec.get("parameters"), spec.get("code")))
 
 
 def _unpickle(data: bytes) -> Any:

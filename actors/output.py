@@ -13,6 +13,7 @@ from datetime import date, time
 from functools import cached_property, partial
 from typing import Any
 
+from understudy.json_schemas import resolve
 from understudy.messages import storable
 
 NOT_JSON, AMBIGUOUS, CUT_OFF, INEXACT, SCHEMA, REFUSED = REASONS = (
@@ -179,20 +180,6 @@ def _is_time(written: str, text: Any) -> bool:
     for name, part in found.groupdict().items() if found else ():
         (date if name == "date" else time).fromisoformat(part)
     return found is not None
-
-
-def resolve(root: Any, reference: str) -> Any:
-    """What a reference within a schema (`#/$defs/Name`) leads to; None where that is not there."""
-    found = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        elif isinstance(found, dict) and name in found:
-            found = found[name]
-        else:
-            return None
-    return found
 
 
 def _whole(text: str) -> Any:

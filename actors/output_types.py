@@ -11,7 +11,9 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from .output_schemas import output_for, schemas
+from understudy.json_schemas import schemas
+
+from .output_schemas import output_for
 
 
 def output_of_type(kind: Any, *, mode: str, retries: int) -> dict[str, Any] | list[str]:

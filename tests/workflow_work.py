@@ -96,7 +96,7 @@ def work(stage: Any, items: int, kills: int, limit: int, *, seed: int = 0, patie
     session = stage.cluster.session(run.session_id)
     stage.sessions.append(session)
     deaths = Deaths(stage, seed)
-    share = max(1, items // (kills + 1))
+    share = max(1, items // (3 * kills + 1))
     done = 0
     while sum(deaths.killed.values()) < kills and time.monotonic() - began < patience:
         now = len(Path(path).read_text().splitlines()) if os.path.exists(path) else 0

@@ -102,7 +102,8 @@ def _go_over(tx: Transaction, row: SessionRow, to_agent: handoffs.Wanted | None,
     """The session is handed off with this batch, or its run ends, or both."""
     handoffs.hand_off(tx, row, to_agent)
     if finish is not None:
-        finish_run(tx, row, finish)
+        # The code of a workflow awaits its branches: what is at work when it fails nobody wants any more.
+        finish_run(tx, row, finish, hold=row.kind != WORKFLOW or finish.status == "completed")
     else:
         tx.wake(row)
 

@@ -127,7 +127,9 @@ def test_every_problem_is_told_at_once(tmp_path: Path, module: str) -> None:
         ("agent.md", "---\nname: a\nname: b\n---", "line 3: 'name' is there twice"),
         ("agent.md", "---\nname: a\ntools: [\n---\nx", "not YAML: line 4"),
         ("agent.md", "---\nname: !!python/name:os.system\n---", "not YAML: line 2: could not determine a constructor"),
-        ("agent.md", "---\nwhen: 2026-13-45\n---", "can't be used"),
+        ("agent.md", "---\nname: \x00\n---", "not YAML: special characters are not allowed"),
+        ("agent.md", "---\nmax_rounds: .nan\n---", "not YAML: line 2: JSON has no number .nan"),
+        ("agent.md", "---\nsince: !!timestamp 2026-12-24\n---", "line 2: could not determine a constructor"),
         ("agent.md", b"---\nname: \xff\n---", "is not markdown"),
     ],
 )
