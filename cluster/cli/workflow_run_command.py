@@ -1,4 +1,4 @@
-"""`understudy workflow run` and `status`, `signal` and `query`: run workflows, see what they are at, and talk to them."""
+"""`understudy workflow run`, `workflow status`, `signal` and `query`: workflows, what they are at, talking to them."""
 
 from __future__ import annotations
 
