@@ -31,7 +31,7 @@ from . import (
     trace_command,
     up_command,
     workflow_command,
-    workflow_run_command,
+    workflow_files_command,
 )
 from .command import Commands, Json, SessionId, Store, command, connected, print_json
 
@@ -51,7 +51,6 @@ app.command()(run_command.run)
 app.command()(mcp_command.mcp)
 app.add_typer(agents_command.app, name="agents")
 app.add_typer(tools_command.app, name="tools")
-app.add_typer(workflow_command.app, name="workflow")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(approve_command.approve)
@@ -64,10 +63,11 @@ app.command()(dashboards_command.dashboards)
 app.command()(up_command.up)
 app.command()(steering_commands.steer)
 app.command()(steering_commands.fork)
-workflow_command.app.command()(workflow_run_command.run)
-workflow_command.app.command()(workflow_run_command.status)
-app.command()(workflow_run_command.signal)
-app.command()(workflow_run_command.query)
+workflow_command.app.command()(workflow_files_command.check)
+workflow_command.app.command()(workflow_files_command.schema)
+app.add_typer(workflow_command.app, name="workflow")
+app.command()(workflow_command.signal)
+app.command()(workflow_command.query)
 
 
 def _print_version(wanted: bool) -> None:

@@ -37,8 +37,8 @@ def find_workflow(target: str, directory: Path) -> Callable[..., Any]:
         marked = [key for key, value in vars(module).items() if definition_of(value) is not None]
         there = f"there are: {', '.join(marked)}" if marked else "there is none"
         raise InvalidInput(f"{place} has no function {name!r} that is decorated with @workflow; {there}")
-    function: Callable[..., Any] = found
-    return function
+    assert found is not None
+    return found  # type: ignore[no-any-return]
 
 
 def _module(name: str, directory: Path) -> ModuleType:
