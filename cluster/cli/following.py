@@ -50,6 +50,7 @@ from understudy.events import (
 from understudy.json_text import to_json
 from understudy.messages import Message
 from understudy.reads import PendingInput
+from understudy.workflows import CHILD_STEPS, step_path
 
 from ..client import background
 from .command import counted, errors
@@ -269,6 +270,10 @@ class Following:
         elif isinstance(event, ModelCallCompleted):
             for line in self._calls(event) if event.tool_calls else ():
                 self.screen.note(line)
+        elif isinstance(event, ToolFinished) and event.outcome == "ok" and not self._purposes:
+            if event.tool not in CHILD_STEPS:  # what they do is told of the sub-agents
+                path = step_path(event.run_id or "", event.call_id)
+                self.screen.note(f"· {path} {event.tool}")  # of a workflow: no model has asked for it
         else:
             told = progress(event)
             if told is not None:

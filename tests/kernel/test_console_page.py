@@ -13,8 +13,11 @@ import pytest
 from playwright.async_api import Page, expect
 
 from understudy.actors.tools import ToolContext, tool
+from understudy.actors.workflow import workflow
+from understudy.actors.workflow_context import WorkflowContext
 from understudy.cluster.client import fleet
 from understudy.cluster.client.results import ServiceInfo
+from understudy.cluster.client.workflows import compile_workflow, definition_required
 from understudy.cluster.console import application
 from understudy.store.reads import traces
 
@@ -39,6 +42,38 @@ def watched(page: Page) -> list[str]:
 async def echo(text: str, context: ToolContext) -> str:
     """Say something."""
     return text
+
+
+@workflow
+async def announces(ctx: WorkflowContext, text: str) -> str:
+    """A tool, a published value, a question."""
+    said = await ctx.tool(echo, text)
+    await ctx.publish("draft", said)
+    return await ctx.ask("Publish it?")
+
+
+@pytest.mark.thorough
+async def test_a_workflow_is_shown_by_its_steps(tmp_path: Path) -> None:
+    """Its page says that it is one; its messages are steps by their paths, and values that it has taken."""
+    async with (
+        k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel,
+        served(KernelSource(kernel)) as url,
+        chromium() as browser,
+    ):
+        definition = definition_required(announces)
+        await kernel.spawn("w", compile_workflow(definition, model="offline", profile="offline", pickle=None).spec)
+        await kernel.send("w", json.dumps({"text": HOSTILE}))
+        await kernel.paused("w")
+        page = await browser.new_page()
+        wrong = watched(page)
+        await page.goto(f"{url}/#/session/w/messages")
+        await expect(page.locator("h1 .pill").first).to_have_text("workflow")
+        for told in ("step 0 echo", "step 2 ask"):
+            await expect(page.locator(".messages summary").filter(has_text=told)).to_be_visible()
+        await expect(page.locator(".messages li.system")).to_contain_text("value publish:draft")
+        await expect(page.locator(".messages li.system .said")).to_have_text(json.dumps(HOSTILE))
+        assert await page.evaluate("window.pwned") is None
+        assert wrong == []
 
 
 @pytest.mark.thorough

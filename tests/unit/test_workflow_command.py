@@ -90,6 +90,7 @@ def test_a_workflow_is_run_and_its_result_is_all_that_stdout_has(understudy: Com
     done = understudy("workflow", "run", "parcels.py:send", PARCEL, "to=7", "--session", "s", "--run-id", "r")
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"grams": 2000, "to": "7", "times": 1}), done.output
     assert "understudy workflow status s" in done.stderr
+    assert "· 0 weigh\n" in done.stderr
     assert "rounds" not in done.stderr
     again = understudy("workflow", "run", "parcels:send", PARCEL, "to=7", "--session", "s", "--run-id", "r", "--json")
     found = json.loads(again.stdout)

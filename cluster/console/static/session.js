@@ -137,7 +137,7 @@ class SessionView {
       `${short(row.tokens_used)} tokens itself`, row.cost_used ? `cost ${money(row.cost_used)}` : "", row.tokens_redone ? `${short(row.tokens_redone)} paid twice` : "",
       `created ${moment(row.created_at)}`].filter(Boolean);
     show(this.title, h("p", { class: "quiet" }, h("a", { href: this.page.fleet }, "Sessions"), row.parent_id ? [" / ", link(row.root_id, "tree ", brief(row.root_id)), " / ", link(row.parent_id, "parent")] : ""),
-      h("h1", null, row.agent, " ", pill(row.status), row.restarts ? h("span", { class: "pill session_crashed" }, `restored ${row.restarts}×`) : "", row.closed ? h("span", { class: "pill" }, "closed") : ""),
+      h("h1", null, row.agent, " ", info.kind === "workflow" ? [h("span", { class: "pill" }, "workflow"), " "] : "", pill(row.status), row.restarts ? h("span", { class: "pill session_crashed" }, `restored ${row.restarts}×`) : "", row.closed ? h("span", { class: "pill" }, "closed") : ""),
       h("p", { class: "mono" }, row.session_id), h("p", { class: "quiet" }, facts.join(" · ")));
     const trouble = [this.problem, this.state?.problem && `${this.state.problem.message} ${this.state.problem.hint}`, row.error && `${row.error.code}: ${row.error.message}`];
     show(this.trouble, trouble.filter(Boolean).map((line) => h("p", { class: "problem", role: "alert" }, line)),
@@ -328,12 +328,20 @@ class SessionView {
     if (!this.chat) this.chat = h("ol", { class: "messages" });
     if (this.body.firstChild !== this.chat) this.body.replaceChildren(this.chat);
     sync(this.chat, this.messages, (message) => message.seq, (message) =>
-      h("li", { class: message.role }, h("p", { class: "quiet" }, `${message.role}${message.name ? ` ${message.name}` : ""} · ${message.seq}${message.created_at ? ` · ${moment(message.created_at)}` : ""}`),
-        h("div", { class: "said" }, plain(message.content)),
+      h("li", { class: message.role }, h("p", { class: "quiet" }, `${spokenBy(message)}${message.name ? ` ${message.name}` : ""} · ${message.seq}${message.created_at ? ` · ${moment(message.created_at)}` : ""}`),
+        h("div", { class: "said" }, ofWorkflow(message, "system") ? JSON.stringify(message.extra.value) : plain(message.content)),
         (message.tool_calls || []).map(([id, name, given]) => h("details", null,
-          h("summary", { title: id }, "calls ", h("b", null, name), " ", h("span", { class: "quiet mono" }, given.length > 120 ? `${given.slice(0, 120)}…` : given)), h("pre", null, given)))), () => {});
+          h("summary", { title: id }, ofWorkflow(message, "assistant") ? `step ${id.slice(message.run_id.length + 1)} ` : "calls ", h("b", null, name), " ", h("span", { class: "quiet mono" }, given.length > 120 ? `${given.slice(0, 120)}…` : given)), h("pre", null, given)))), () => {});
     if (!this.messages.length) this.chat.dataset.empty = "No messages yet."; else delete this.chat.dataset.empty;
   }
+}
+
+// What a workflow's code has asked for, or a value that it has taken.
+const ofWorkflow = (message, role) => message.origin === "workflow" && message.role === role;
+
+function spokenBy(message) {
+  if (ofWorkflow(message, "system")) return `value ${message.extra.name}`;
+  return ofWorkflow(message, "assistant") ? "workflow" : message.role;
 }
 
 // Rows below their parents; the server gives parents before children.
