@@ -145,8 +145,8 @@ class Session:
     @client_method
     async def query(self, name: str) -> Any:
         """The value that a workflow has published last under a name (`WorkflowContext.publish`); None without any."""
-        found = await self._connection.read(dict[str, Any], "published", self.id, name)
-        return found.get("value")
+        found = await self._connection.read(str | None, "published", self.id, name)
+        return from_json(found) if found is not None else None
 
     @client_method
     async def workflow_status(self) -> WorkflowStatus:
