@@ -70,7 +70,7 @@ def timing_problem(timing: Timing) -> str | None:
 
 def _cron_problem(timing: Timing) -> str | None:
     try:
-        zone = _zone(timing.zone)
+        zone = zone_of(timing.zone)
     except InvalidConfiguration as error:
         return error.message
     expression = _expression(timing.cron)
@@ -88,7 +88,8 @@ def _cron_problem(timing: Timing) -> str | None:
     return None
 
 
-def _zone(name: str) -> Any:
+def zone_of(name: str) -> Any:
+    """The time zone of a name. Raises `InvalidConfiguration`: this machine does not know it."""
     try:
         return UTC if name == "UTC" else ZoneInfo(name)
     except (ValueError, OSError, LookupError):  # no such name, or one that leads somewhere else
@@ -125,7 +126,7 @@ def _candidates(timing: Timing, anchor: int, after: int) -> Iterator[int]:
     if timing.every:
         period = microseconds(timing.every)
         return itertools.count(anchor + max(0, (after - anchor) // period + 1) * period, period)
-    moment = (EPOCH + timedelta(microseconds=after)).astimezone(_zone(timing.zone))
+    moment = (EPOCH + timedelta(microseconds=after)).astimezone(zone_of(timing.zone))
     return map(_instant, CronSim(_expression(timing.cron), moment))
 
 

@@ -1,14 +1,14 @@
-"""Schedules: what may be asked of one, and what is known of it. When it is due says `due_times.py`."""
+"""Schedules: what may be asked of one. When it is due says `due_times.py`."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from .identifiers import identifier_problem
+from .protocol import COMPILED, content_problem
 
 SKIP, QUEUE, CANCEL, ALL = "skip", "queue", "cancel", "all"
 OVERLAPS = (SKIP, QUEUE, CANCEL, ALL)
@@ -80,14 +80,18 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_firings: int = 0
 
     def __post_init__(self) -> None:
-        problem = name_problem(self.name) or self._target_problem() or self._rules_problem()
+        problem = name_problem(self.name) or content_problem(self.content)
+        problem = problem or self._target_problem() or self._rules_problem()
         if problem is not None:
             raise ValueError(problem)
 
     def _target_problem(self) -> str | None:
         if (self.session_id == "") == (self.spec is None):
             return "a schedule names a session, or has a specification for sessions of its own: one of the two."
-        return identifier_problem(self.session_id, "session_id") if self.session_id else None
+        if self.spec is None:
+            return identifier_problem(self.session_id, "session_id")
+        missing = [name for name in COMPILED if name not in self.spec]
+        return f"spec is not compiled: it has no {', '.join(missing)}." if missing else None
 
     def _rules_problem(self) -> str | None:
         if self.overlap not in OVERLAPS:
@@ -123,63 +127,6 @@ class Fired(msgspec.Struct, frozen=True):
     session_id: str = ""
     run_id: str = ""
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class ScheduleInfo:
-    """A schedule as it stands. Times are microseconds since 1970 UTC, durations seconds; 0 stands for none.
-
-    Attributes:
-        content: the input of each firing.
-        session_id: the session that gets it; empty where each firing creates one, of the agent `agent`.
-        cron, zone, every, at, start, until, jitter: see `Timing`.
-        overlap, catch_up, window, max_firings: see `NewSchedule`.
-        paused: due times pass, and nothing fires.
-        next_at: the next due time; 0 once it has ended.
-        due_at: when that fires: with its jitter, or later where it waits for the last firing's run.
-        fired, skipped, missed, failed: what became of the due times that have passed: each is counted once.
-        triggered: firings that were asked for beside these.
-        last_at: the due time that came last.
-        last_session, last_run: what the last firing has begun.
-        problem: why the last due time did not fire; empty if it did.
-        by: who has set it (`Cluster.connect(identity=…)`).
-    """
-
-    name: str
-    content: Any
-    session_id: str
-    agent: str
-    cron: str
-    zone: str
-    every: float
-    at: int
-    start: int
-    until: int
-    jitter: float
-    overlap: str
-    catch_up: str
-    window: float
-    max_firings: int
-    paused: bool
-    next_at: int
-    due_at: int
-    fired: int
-    skipped: int
-    missed: int
-    failed: int
-    triggered: int
-    last_at: int
-    last_session: str
-    last_run: str
-    problem: str
-    created_at: int
-    updated_at: int
-    by: str
-
-    @property
-    def state(self) -> str:
-        """`active`, `paused` or `ended`."""
-        return "ended" if not self.next_at else "paused" if self.paused else "active"
 
 
 def name_problem(name: Any) -> str | None:
