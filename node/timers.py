@@ -66,8 +66,12 @@ class Timers:
         horizon = self._now() + int(HORIZON_SECONDS * 1e6)
         found = await self._node.reading.timers(self._node.config.node_id, horizon)
         self.note(((timer.session_id, timer.name), timer.due_at) for timer in found)
-        late = self._now() - int(LATE_SECONDS * 1e6)
-        due = await self._node.reading.query(due_schedules, horizon)
+
+    async def look_at_schedules(self) -> None:
+        """Note the schedules that are due soon: this service's share, and what is late."""
+        clock = self._now()
+        late = clock - int(LATE_SECONDS * 1e6)
+        due = await self._node.reading.query(due_schedules, clock + int(HORIZON_SECONDS * 1e6))
         mine = ((name, due_at) for name, due_at in due if due_at < late or self._is_mine(name))
         self.note(((schedules.OF_SCHEDULES, name), due_at) for name, due_at in mine)
 

@@ -13,7 +13,7 @@ from sqlalchemy import update
 
 from understudy.errors import InvalidInput, SessionClosed, UnknownSchedule, UnknownSession
 from understudy.store.db.statements import SCHEDULE
-from understudy.store.operations import schedules
+from understudy.store.operations import code, schedules
 from understudy.store.reads import schedules as schedule_reads
 from understudy.testing.offline import OfflineServer
 
@@ -239,6 +239,22 @@ async def test_the_same_again_changes_nothing(kernel: k.Kernel) -> None:
     assert after["next_at"] > before["last_at"]
 
 
+async def test_its_code_is_kept(kernel: k.Kernel) -> None:
+    """Given a schedule whose agent has code, when nobody has needed that for long, then it is kept until the schedule
+    is deleted."""
+    spec = {**k.spec(), "packages": ["package"]}
+    wanted = {"name": "n", "content": "go", "timing": {"every": 3600}, "spec": spec}
+    await kernel.ask("set_schedule", wanted, {"package": b"code"})
+
+    async def unused() -> set[str]:
+        found: set[str] = await kernel.service.reading.query(code.unused, 1 << 60)
+        return found
+
+    assert await unused() == set()
+    await kernel.ask("delete_schedule", "n")
+    assert await unused() == {"package"}
+
+
 async def test_it_ends(kernel: k.Kernel) -> None:
     """Given a number of firings, or a time, then behind it nothing is due any more."""
     await kernel.spawn("s", k.spec())
@@ -322,11 +338,11 @@ async def test_another_service_fires_what_is_late(postgres: str, server: Offline
         names = [f"n{number}" for number in range(20)]
         name = next(name for name in names if a.service.timers._is_mine(name))
         assert not b.service.timers._is_mine(name)
-        await put(a, name, timing={"at": time.time_ns() // 1000 + 20_000_000})
+        await put(a, name, timing={"every": 20}, max_firings=1)
         noted = b.service.timers._noted
-        await b.service.timers.look()
+        await b.service.timers.look_at_schedules()
         assert not noted
         late = await set_back(a, name, 30_000_000)
-        await b.service.timers.look()
+        await b.service.timers.look_at_schedules()
         await fired(b, 1, name)
         await asyncio.wait_for(a.end("s", f"schedule.{name}.{late}"), PATIENCE)
