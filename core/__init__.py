@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from understudy.cluster.client.client import Cluster
     from understudy.cluster.client.results import RunResult, ServiceInfo, SessionInfo
     from understudy.cluster.client.run_handle import Run
+    from understudy.cluster.client.schedule_handle import Schedule
     from understudy.cluster.client.session_handle import Session
     from understudy.observability.traces import TraceSpan
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         ToolError,
         UnderstudyError,
         UnknownRun,
+        UnknownSchedule,
         UnknownSession,
         WorkflowError,
     )
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from .mcp_servers import McpServer
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
-    from .reads import Note, PendingInput, RunRecord, Wakeup
+    from .reads import Note, PendingInput, RunRecord, ScheduleInfo, Wakeup
     from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
 
     __version__: str
@@ -95,6 +97,8 @@ __all__ = [
     "RunRecord",
     "RunResult",
     "Sandbox",
+    "Schedule",
+    "ScheduleInfo",
     "ServiceInfo",
     "Session",
     "SessionClosed",
@@ -110,6 +114,7 @@ __all__ = [
     "TraceSpan",
     "UnderstudyError",
     "UnknownRun",
+    "UnknownSchedule",
     "UnknownSession",
     "Usage",
     "Wakeup",
@@ -158,6 +163,8 @@ _HOMES = {
     "RunResult": "cluster.client.results",
     "Sandbox": "access",
     "ServiceInfo": "cluster.client.results",
+    "Schedule": "cluster.client.schedule_handle",
+    "ScheduleInfo": "reads",
     "Session": "cluster.client.session_handle",
     "Stop": "actors.directives",
     "SessionInfo": "cluster.client.results",

@@ -109,6 +109,13 @@ class UnknownRun(InvalidInput):
     hint = "`understudy show SESSION` lists its runs."
 
 
+class UnknownSchedule(InvalidInput):
+    """No schedule of this name is in the store."""
+
+    code = "unknown_schedule"
+    hint = "`understudy schedules list` lists those that there are."
+
+
 class EventsPruned(UnknownRun):
     """The run is known, but retention has removed its events."""
 

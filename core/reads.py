@@ -122,6 +122,63 @@ class WorkflowStatus:
 
 
 @dataclass(frozen=True)
+class ScheduleInfo:
+    """A schedule as it stands. Times are microseconds since 1970 UTC, durations seconds; 0 stands for none.
+
+    Attributes:
+        content: the input of each firing.
+        session_id: the session that gets it; empty where each firing creates one, of the agent `agent`.
+        cron, zone, every, at, start, until, jitter: see `understudy.schedules.Timing`.
+        overlap, catch_up, window, max_firings: see `understudy.schedules.NewSchedule`.
+        paused: due times pass, and nothing fires.
+        next_at: the next due time; 0 once it has ended.
+        due_at: when that fires: with its jitter, or later where it waits for the last firing's run.
+        fired, skipped, missed, failed: what became of the due times that have passed: each is counted once.
+        triggered: firings that were asked for beside these.
+        last_at: the due time that came last.
+        last_session, last_run: what the last firing has begun.
+        problem: why the last due time did not fire; empty if it did.
+        by: who has set it (`Cluster.connect(identity=…)`).
+    """
+
+    name: str
+    content: Any
+    session_id: str
+    agent: str
+    cron: str
+    zone: str
+    every: float
+    at: int
+    start: int
+    until: int
+    jitter: float
+    overlap: str
+    catch_up: str
+    window: float
+    max_firings: int
+    paused: bool
+    next_at: int
+    due_at: int
+    fired: int
+    skipped: int
+    missed: int
+    failed: int
+    triggered: int
+    last_at: int
+    last_session: str
+    last_run: str
+    problem: str
+    created_at: int
+    updated_at: int
+    by: str
+
+    @property
+    def state(self) -> str:
+        """`active`, `paused` or `ended`."""
+        return "ended" if not self.next_at else "paused" if self.paused else "active"
+
+
+@dataclass(frozen=True)
 class Note:
     """A note (`docs/memory.md`).
 

@@ -39,6 +39,7 @@ from understudy.protocol import (
     unpacked,
 )  # fmt: skip
 from understudy.reads import NodeLoad, SessionRecord
+from understudy.schedules import Fired, NewSchedule, ScheduleSet
 from understudy.store import budgets
 from understudy.store.operations import (
     activation,
@@ -50,11 +51,13 @@ from understudy.store.operations import (
     notes,
     questions,
     requests,
+    schedules,
     steering,
     steps,
     wakeups,
 )
 from understudy.store.reads import overview, pending, queries, traces, workflows
+from understudy.store.reads import schedules as schedule_reads
 from understudy.store.transaction import Transaction
 
 from .node_service import NodeService
@@ -74,6 +77,8 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "asked": queries.asked,
     "asked_below": pending.below,
     "wakeups": queries.wakeups,
+    "schedule": schedule_reads.schedule,
+    "schedules": schedule_reads.schedules,
     "notes": queries.notes,
     "owner": queries.owner,
     "homes": queries.homes,
@@ -341,6 +346,40 @@ class Requests:
     async def cancel_wakeup(self, session_id: str, name: str, request_id: str, by: str = "") -> bool:
         """Give a wakeup up; True if there was one."""
         return await self._once(bool, session_id, request_id, lambda tx: wakeups.cancel(tx, session_id, name), by)
+
+    async def set_schedule(
+        self, wanted: NewSchedule, blobs: dict[str, bytes], request_id: str, by: str = ""
+    ) -> ScheduleSet:
+        """Set a schedule. See `schedules.put`; raises `InvalidSpec` as `spawn` does."""
+        if wanted.spec is not None:
+            self._require_prices(wanted.spec)
+
+        def operation(tx: Transaction) -> ScheduleSet:
+            for digest, data in blobs.items():
+                code.put(tx, digest, data)
+            return schedules.put(tx, wanted)
+
+        return await self._once(ScheduleSet, schedules.request_key(wanted.name), request_id, operation, by)
+
+    async def pause_schedule(self, name: str, paused: bool, request_id: str, by: str = "") -> bool:
+        """Pause a schedule, or resume it. See `schedules.pause`."""
+        return await self._once(
+            bool, schedules.request_key(name), request_id, lambda tx: schedules.pause(tx, name, paused), by
+        )
+
+    async def trigger_schedule(self, name: str, request_id: str, by: str = "") -> Fired:
+        """Fire a schedule now. See `schedules.trigger`."""
+
+        def operation(tx: Transaction) -> Fired:
+            return schedules.trigger(tx, name, self._node.homes)
+
+        return await self._once(Fired, schedules.request_key(name), request_id, operation, by)
+
+    async def delete_schedule(self, name: str, request_id: str, by: str = "") -> bool:
+        """Remove a schedule; True if there was one."""
+        return await self._once(
+            bool, schedules.request_key(name), request_id, lambda tx: schedules.delete(tx, name), by
+        )
 
     async def set_note(self, session_id: str, note: NewNote, request_id: str, by: str = "") -> int:
         """Set a note of a session; its version. See `notes.put`."""

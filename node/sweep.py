@@ -84,6 +84,7 @@ class Sweep:
             async for row in in_chunks(rows):
                 await self._swept(row, age, cared_for, resting)
             await self._timers.look()
+            await self._timers.look_at_schedules()
             self._commands.look_if_needed()
         except StaleGeneration as error:
             self._node.stale(error)

@@ -92,6 +92,7 @@ class TakeUp:
         async for row in in_chunks(rows):
             resumed += await self._take_up_session(row)
         await self._timers.look()
+        await self._timers.look_at_schedules()
         self._commands.taken_up()
         return TakenUp(len(rows), resumed, len(adopted))
 

@@ -1,4 +1,4 @@
-"""The timers of a node's sessions: fires what is due, in time, whatever died since it was set."""
+"""The timers of a node's sessions, and schedules: fires what is due, in time, whatever died since it was set."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from understudy.errors import UnderstudyError
+from understudy.identifiers import home_of
 from understudy.store.db.engine import now
-from understudy.store.operations import timers
+from understudy.store.operations import schedules, timers
+from understudy.store.reads.schedules import due_schedules
 from understudy.waiting import is_set_within
 
 from .basis import NodeBasis
@@ -24,11 +26,17 @@ REPEAT_SECONDS = 1.0
 CHUNK = 200
 """So many of those due at the same time are fired before whoever else waits for the event loop gets it."""
 
+LATE_SECONDS = 5.0
+"""A schedule that is late by more than this is fired by whoever sees it: its own node may be gone."""
+
 Key = tuple[str, str]
+"""A session's id and the name of its timer; `OF_SCHEDULES` and the name of a schedule."""
 
 
 class Timers:
     """Keeps what is due soon, and one task that waits for the first of it.
+
+    Any service may fire any schedule; each of them looks after its share, and after what is late.
 
     A timer that was dropped or set again since does nothing when it fires: the store decides. So it may be noted twice.
     Once noted, a timer waits by the monotonic clock: it is neither early nor late when the machine's clock is set.
@@ -59,6 +67,19 @@ class Timers:
         found = await self._node.reading.timers(self._node.config.node_id, horizon)
         self.note(((timer.session_id, timer.name), timer.due_at) for timer in found)
 
+    async def look_at_schedules(self) -> None:
+        """Note the schedules that are due soon: this service's share, and what is late."""
+        clock = self._now()
+        late = clock - int(LATE_SECONDS * 1e6)
+        due = await self._node.reading.query(due_schedules, clock + int(HORIZON_SECONDS * 1e6))
+        mine = ((name, due_at) for name, due_at in due if due_at < late or self._is_mine(name))
+        self.note(((schedules.OF_SCHEDULES, name), due_at) for name, due_at in mine)
+
+    def _is_mine(self, name: str) -> bool:
+        """Whether this service is the one that looks after a schedule."""
+        homes = self._node.homes
+        return home_of(name, homes.available or [homes.here]) == homes.here
+
     async def firing(self) -> None:
         """Fire what is due, for as long as the service lives."""
         while True:
@@ -78,9 +99,14 @@ class Timers:
 
     async def _fire(self, key: Key, due_at: int) -> None:
         session_id, name = key
+        homes = self._node.homes
         try:
-            await self._node.journal.submit(lambda tx: timers.fire(tx, session_id, name, due_at), session_id)
+            if session_id == schedules.OF_SCHEDULES:
+                await self._node.journal.submit(lambda tx: schedules.fire(tx, name, due_at, homes))
+            else:
+                await self._node.journal.submit(lambda tx: timers.fire(tx, session_id, name, due_at), session_id)
         except UnderstudyError as error:
-            log.warning("timer %s of session %s is put off: %s", name, session_id, error)
+            what = f"timer {name} of session {session_id}" if session_id else f"schedule {name}"
+            log.warning("%s is put off: %s", what, error)
             await asyncio.sleep(REPEAT_SECONDS)
             self.note([(key, due_at)])

@@ -58,7 +58,7 @@ class Committed:
 
     Attributes:
         written: every session that was changed, as it is now, and its `seq` before.
-        timers: when each timer that was set is due, by session and name.
+        timers: when each timer that was set is due, by session and name; schedules too (`OF_SCHEDULES`).
         cancelled: which run of each session was asked to end.
         interrupted: which run of each session was interrupted by a steer.
         commands: nodes with commands in the background of which something was written.

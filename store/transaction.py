@@ -64,7 +64,7 @@ class Transaction:
         woken: sessions whose wait ended here; they are ready for a frame.
         cancelled: which run of each session was asked to end here.
         interrupted: which run of each session was interrupted by a steer here.
-        timers: when each timer that was set here is due, by session and name.
+        timers: when each timer that was set here is due, by session and name; schedules too (`OF_SCHEDULES`).
         killed: activations whose run was ended by force here, by the frame whose process must go.
         commands: nodes with commands in the background of which something was written here.
         unwanted: by session, the response that an endpoint makes in background mode for a run that ended here.

@@ -100,7 +100,7 @@ class Author:
     def _lock(self) -> tuple[str, dict[str, Any]]:
         order = self.random.choice((" ORDER BY name", " ORDER BY name", " ORDER BY name DESC", ""))
         mode = self.random.choice(("UPDATE", "UPDATE", "SHARE"))
-        wait = self.random.choice(("", "", "", " NOWAIT"))
+        wait = self.random.choice(("", "", "", " NOWAIT", " SKIP LOCKED"))
         where = self.random.choice((f"name IN {self._names()}", f"name IN {self._names()} AND due_at + 0 > 1"))
         return f"SELECT name, due_at FROM timer WHERE {KEY} AND {where}{order} FOR {mode}{wait}", {}
 

@@ -24,6 +24,7 @@ from . import (
     notes_command,
     rendering,
     run_command,
+    schedules_command,
     steering_commands,
     store_commands,
     tools_command,
@@ -51,6 +52,7 @@ app.command()(run_command.run)
 app.command()(mcp_command.mcp)
 app.add_typer(agents_command.app, name="agents")
 app.add_typer(tools_command.app, name="tools")
+app.add_typer(schedules_command.app, name="schedules")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(approve_command.approve)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
 from understudy.actors.results import rendered
 from understudy.actors.step_values import result_type
 from understudy.actors.workflow import arguments_of
+from understudy.attachments import Given
 from understudy.config import ModelProfile, Settings, model_profiles_from_environment
 from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, check_identity, new_identifier
 from understudy.prices import price_table
 from understudy.protocol import NewSession
-from understudy.reads import DrainInfo, Note, SessionRecord
+from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord
+from understudy.schedules import LATEST, SKIP, NewSchedule, ScheduleSet
 from understudy.spec import AgentSpec
 
 from . import background
@@ -31,6 +34,7 @@ from .method import client_method, constructor
 from .packages import refuse_temporary
 from .results import ServiceInfo, SessionInfo
 from .run_handle import Run
+from .schedule_handle import Schedule, timing, wanted
 from .session_handle import Session
 from .workflows import compile_workflow, definition_required
 
@@ -167,18 +171,90 @@ class Cluster:
         self, compiled: Compiled, session_id: str, metadata: dict[str, str], output_type: Any
     ) -> Callable[[], Coroutine[Any, Any, Session]]:
         """What makes a session of a compiled specification, or finds it."""
-        driver = self._connection.code_placement() if compiled.uses_own_code else {}
-        placements = place(compiled.spec, driver)
+        blobs, placements, runtime_env = self._placed(compiled)
         session = NewSession(session_id, compiled.spec, compiled.spec["placement"], metadata)
-        blobs = {**compiled.blobs, **placements}
-        # All that is done in the caller's thread: it may be importing the module that a tool is pickled with.
-        wanted = session, blobs, [*placements], driver.get("runtime_env")
 
         async def create() -> Session:
-            await self._connection.spawn(*wanted)
+            await self._connection.spawn(session, blobs, placements, runtime_env)
             return Session(self._connection, session_id, output_type)
 
         return create
+
+    def _placed(self, compiled: Compiled) -> tuple[dict[str, bytes], list[str], dict[str, Any] | None]:
+        """The code that a specification needs, with the placements of its tree, and the runtime environment of the
+        driver's job, if its code is needed. To be called in the caller's thread: it may be importing the module that a
+        tool is pickled with."""
+        driver = self._connection.code_placement() if compiled.uses_own_code else {}
+        placements = place(compiled.spec, driver)
+        return {**compiled.blobs, **placements}, [*placements], driver.get("runtime_env")
+
+    @client_method
+    def schedule(
+        self, name: str, content: Given | None = None, *, agent: AgentSpec | None = None,
+        session: Session | str | None = None, cron: str | None = None, zone: str = "UTC",
+        every: float | timedelta | None = None, at: datetime | None = None, start: datetime | None = None,
+        until: datetime | None = None, jitter: float = 0.0, overlap: str = SKIP, catch_up: str = LATEST,
+        window: float | None = None, max_firings: int | None = None,
+    ) -> Coroutine[Any, Any, Schedule]:  # fmt: skip
+        """Have something done at times (docs/schedules.md); without `content`, the schedule that has this name.
+
+        The same again changes nothing; another definition takes the place of the one that has the name.
+
+        Args:
+            content: the input of each firing, as for `Session.send`.
+            agent: each firing creates a session of it.
+            session: or it is an input to this one.
+            cron: five fields, or `@daily` and the like; read in `zone`, an IANA name.
+            every: or seconds, counted from `start`, else from now.
+            at: or once. A time without a time zone is one of `zone`, here and below.
+            start, until: nothing is due before, and after.
+            jitter: seconds; each firing is late by a part of it.
+            overlap: while the last firing's run has not ended, a due time is dropped (`skip`), waits for its end
+                (`queue`), or has it cancelled first (`cancel`); `all`: it is not looked at.
+            catch_up: of the due times that passed in an outage, the `latest` fires, or `all` do.
+            window: seconds that a firing may be late; what is later was missed. None for any number.
+            max_firings: then it ends.
+
+        Raises:
+            InvalidInput: this is no schedule, or is never due.
+            InvalidSpec, UnknownSession, SessionClosed: nothing could be begun.
+        """
+        schedule = Schedule(self._connection, name)
+        if content is None:
+            return _at_once(schedule)
+        if (agent is None) == (session is None):
+            raise InvalidInput("a schedule takes agent=…, for a session for each firing, or session=…")
+        fields: dict[str, Any] = {"overlap": overlap, "catch_up": catch_up, "window": window or 0.0}
+        blobs: dict[str, bytes] = {}
+        runtime_env = None
+        if agent is not None:
+            if not isinstance(agent, AgentSpec):
+                raise InvalidInput(f"agent must be an AgentSpec, not {type(agent).__name__}")
+            compiled = compile_spec(agent, model=self._settings.model, profile=self._profile, pickle=self._pickle)
+            blobs, _, runtime_env = self._placed(compiled)
+            placement = compiled.spec["placement"]
+            fields |= {"spec": compiled.spec, "placement": placement, "metadata": dict(agent.metadata)}
+        else:
+            fields["session_id"] = (
+                session.id if isinstance(session, Session) else check_identifier(str(session), "session")
+            )
+        times = timing(cron, zone, every, at, start, until, jitter)
+        new = wanted(name, content, times, max_firings=max_firings or 0, **fields)
+        return self._set(schedule, new, blobs, runtime_env)
+
+    async def _set(
+        self, schedule: Schedule, new: NewSchedule, blobs: dict[str, bytes], runtime_env: dict[str, Any] | None
+    ) -> Schedule:
+        async def put(packages: dict[str, bytes]) -> ScheduleSet:
+            return await self._connection.ask_once(ScheduleSet, "set_schedule", new, {**blobs, **packages})
+
+        await self._connection.keeping(runtime_env, put)
+        return schedule
+
+    @client_method
+    async def schedules(self) -> list[ScheduleInfo]:
+        """All schedules, also those that are paused or have ended, by their names."""
+        return await self._connection.read(list[ScheduleInfo], "schedules")
 
     def session(self, session_id: str) -> Session:
         """A session by its id; whether it exists shows when it is used."""
@@ -251,6 +327,10 @@ class Cluster:
 
     async def __aexit__(self, *_exception: object) -> None:
         await self.close.aio()
+
+
+async def _at_once(schedule: Schedule) -> Schedule:
+    return schedule
 
 
 def check_size(settings: Settings) -> None:

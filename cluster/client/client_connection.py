@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from understudy.config import Settings
@@ -47,6 +47,16 @@ class ClientConnection(ABC):
         """
         request = new_identifier(), by or self.identity
         return await asked(self._homes, kind, session_id, method, session_id, *arguments, *request)
+
+    async def ask_once(self, kind: type[Result], method: str, *arguments: Any) -> Result:
+        """A request that concerns no session, of any node service; its id is made here, as by `change`."""
+        return await asked(self._homes, kind, None, method, *arguments, new_identifier(), self.identity)
+
+    async def keeping(
+        self, runtime_env: dict[str, Any] | None, put: Callable[[dict[str, bytes]], Awaitable[Result]]
+    ) -> Result:
+        """What `put` does, given the packages of a job's runtime environment that the store may lack."""
+        return await put({})
 
     async def read(self, kind: type[Result], what: str, *arguments: Any, **options: Any) -> Result:
         """One of `READS`, at the node service of the session that the first argument names, if there is one.

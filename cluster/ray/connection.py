@@ -10,9 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -41,6 +41,8 @@ from .services import supervisor_handle
 from .versions import OLDER, VERSION, mismatch, other_versions
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 STOP_SECONDS = 30.0
 DRAIN_LOOK_SECONDS = 0.3
@@ -225,15 +227,22 @@ class Connection(ClientConnection):
     ) -> Spawned:
         """See `ClientConnection.spawn`. New ones go to the nodes in turn; for scarce placements nothing stands by: it
         would hold what others need."""
-        now = time.monotonic()
-        names = {package_key(address): address for address in addresses(runtime_env or {})}
-        unsure = {key: names[key] for key in names if now - self._kept.get(key, -KEPT_SECONDS) >= KEPT_SECONDS}
-        found = await self.nodes.spawn(session, {**blobs, **await self._lacking(unsure)})
-        self._kept.update(dict.fromkeys(unsure, now))
+        found = await self.keeping(runtime_env, lambda packages: self.nodes.spawn(session, {**blobs, **packages}))
         for placement in {session.placement, *placements}:
             if placement not in self._placements and not is_scarce(placement):
                 # Not awaited: its frames come with its sessions, or a little earlier.
                 self._placements[placement] = asyncio.ensure_future(self._want(placement))
+        return found
+
+    async def keeping(
+        self, runtime_env: dict[str, Any] | None, put: Callable[[dict[str, bytes]], Awaitable[Result]]
+    ) -> Result:
+        """See `ClientConnection.keeping`."""
+        now = time.monotonic()
+        names = {package_key(address): address for address in addresses(runtime_env or {})}
+        unsure = {key: names[key] for key in names if now - self._kept.get(key, -KEPT_SECONDS) >= KEPT_SECONDS}
+        found = await put(await self._lacking(unsure))
+        self._kept.update(dict.fromkeys(unsure, now))
         return found
 
     async def _lacking(self, packages: dict[str, str]) -> dict[str, bytes]:

@@ -27,6 +27,7 @@ from .check_log import Entry
 from .check_notes import NOTE_RULES
 from .check_records import RECORD_LOG_RULES, RECORD_ROW_RULES
 from .check_rows import ROW_RULES
+from .check_schedules import SCHEDULE_RULES
 from .check_scope import Books, Found, Scope, same_run
 from .check_tree import TREE_RULES
 
@@ -41,7 +42,9 @@ EVENTS_READ = (
     "agent_handed_off", "session_created", "input_requested", "input_received",
 )  # fmt: skip
 
-SQL_RULES = {**ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES, **RECORD_ROW_RULES, **COMMAND_RULES}
+SQL_RULES = {
+    **ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES, **RECORD_ROW_RULES, **COMMAND_RULES, **SCHEDULE_RULES
+}  # fmt: skip
 LOG_RULES = {**ENTRY_RULES, **RECORD_LOG_RULES}
 
 RULES: dict[str, str] = {name: inspect.getdoc(rule) or "" for name, rule in {**SQL_RULES, **LOG_RULES}.items()}

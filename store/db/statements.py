@@ -65,6 +65,7 @@ REQUEST = table_of(tables.Request)
 REMOVAL = table_of(tables.Removal)
 NOTE = table_of(tables.Note)
 COMMAND = table_of(tables.Command)
+SCHEDULE = table_of(tables.Schedule)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {

@@ -341,7 +341,7 @@ class Request(NamespaceTable, table=True):
     """A request that was done lately, and its result: whoever repeats it is told that again (`requests.py`).
 
     Attributes:
-        session_id: whom it concerns; empty for the whole namespace.
+        session_id: whom it concerns; empty for the whole namespace, `schedule NAME` for a schedule.
     """
 
     __tablename__ = "request"
@@ -466,6 +466,47 @@ class Command(NamespaceTable, table=True):
     tail: str = text_column("")
     started_at: int = number_column()
     ended_at: int = number_column()
+
+
+class Schedule(NamespaceTable, table=True):
+    """A schedule; the row stays when it has ended, until somebody deletes it.
+
+    Attributes:
+        definition: `understudy.schedules.NewSchedule`.
+        anchor: what its period is counted from.
+        first_at: its first due time.
+        next_at: the due time that comes next; 0 once there is none any more.
+        due_at: when that fires; 0 for never.
+        paused: 1 while its due times pass, and nothing fires.
+        fired, skipped, missed, failed: what became of the due times from `first_at` to before `next_at`.
+        triggered: firings beside those.
+        last_at: the due time that was looked at last; those that were missed are not.
+        last_session, last_run: what the last firing has begun.
+        problem: why the last due time did not fire.
+        set_by: who has set it.
+    """
+
+    __tablename__ = "schedule"
+    __table_args__ = (Index("schedule_due", "namespace", "due_at"),)
+    name: str = key_column()
+    definition: dict[str, Any] | None = json_column()
+    anchor: int = number_column()
+    first_at: int = number_column()
+    next_at: int = number_column()
+    due_at: int = number_column()
+    paused: int = number_column()
+    fired: int = number_column()
+    skipped: int = number_column()
+    missed: int = number_column()
+    failed: int = number_column()
+    triggered: int = number_column()
+    last_at: int = number_column()
+    last_session: str = text_column("")
+    last_run: str = text_column("")
+    problem: str = text_column("")
+    created_at: int = number_column()
+    updated_at: int = number_column()
+    set_by: str = text_column("")
 
 
 class CodeBlob(NamespaceTable, table=True):

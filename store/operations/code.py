@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from understudy.manifest import below, functions
 
-from ..db.statements import CODE_BLOB, SESSION
+from ..db.statements import CODE_BLOB, SCHEDULE, SESSION
 from ..transaction import Transaction
 
 LATELY = 3_600_000_000
@@ -52,7 +52,8 @@ def put(tx: Transaction, digest: str, data: bytes) -> None:
 
 
 def unused(connection: Connection, namespace: str, before: int, without: Collection[str] = ()) -> set[str]:
-    """Hashes of the code that no session (but those in `without`) refers to and that was last put before a time."""
+    """Hashes of the code that no session (but those in `without`) and no schedule refers to, and that was last put
+    before a time."""
     old = (CODE_BLOB.c.namespace == namespace, CODE_BLOB.c.created_at < before)
     left = set(connection.execute(select(CODE_BLOB.c.digest).where(*old)).scalars())
     columns = (SESSION.c.session_id, SESSION.c.spec, SESSION.c.placement, SESSION.c.next_spec)
@@ -61,11 +62,14 @@ def unused(connection: Connection, namespace: str, before: int, without: Collect
         for session_id, spec, placement, next_spec in found:
             if session_id not in without:
                 left -= digests(spec or {}, placement) | waiting(next_spec)
+    definitions = select(SCHEDULE.c.definition).where(SCHEDULE.c.namespace == namespace)
+    for definition in connection.execute(definitions).scalars():
+        left -= digests(definition.get("spec") or {}, definition.get("placement", ""))
     return left
 
 
 def drop_unused(tx: Transaction, before: int) -> int:
-    """Remove code that no session refers to and that was last put before a time; returns how many pieces that were."""
+    """Remove code that is unused and was last put before a time; returns how many pieces that were."""
     tx.flush()
     old = (CODE_BLOB.c.namespace == tx.namespace, CODE_BLOB.c.created_at < before)
     removed = 0

@@ -26,6 +26,7 @@ from understudy.errors import (
     StoreUnreachable,
     UnderstudyError,
     UnknownRun,
+    UnknownSchedule,
     UnknownSession,
 )
 from understudy.events import ModelCallCompleted
@@ -37,7 +38,7 @@ from understudy.store.operations.beginnings import TASK_UNTOLD
 from understudy.transport.repeating import REPEAT_SECONDS
 from understudy.wakeups import SCHEDULE_WAKEUP
 
-from . import approvals, jobs, operator
+from . import approvals, jobs, operator, schedules
 from .moments import Moments
 from .requested import NAMING
 from .spans import caller_of
@@ -134,6 +135,7 @@ class Client:
         self._moments = Moments(work.actions)
         self._specification = 0
         self._recurring: list[str] = []
+        self._schedules: set[str] = set()
         self._forks: list[str] = []
         self.sent: dict[str, str] = {}
         self.accepted: list[str] = []
@@ -383,6 +385,36 @@ class Client:
         while self._recurring:
             await self._change("cancel_wakeup", self.session_id, self._recurring.pop())
 
+    async def _set_schedule(self, action: Action) -> None:
+        try:
+            await self.request("set_schedule", schedules.wanted(self.work, action.what), {}, new_identifier())
+        except UnderstudyError as error:
+            self.world.note(f"no schedule: {error}")
+        self._schedules.add(action.what["name"])
+
+    async def _pause_schedule(self, action: Action) -> None:
+        await self._change_schedule("pause_schedule", action.what["name"], True)
+
+    async def _resume_schedule(self, action: Action) -> None:
+        await self._change_schedule("pause_schedule", action.what["name"], False)
+
+    async def _trigger_schedule(self, action: Action) -> None:
+        await self._change_schedule("trigger_schedule", action.what["name"])
+
+    async def _delete_schedule(self, action: Action) -> None:
+        await self._change_schedule("delete_schedule", action.what["name"])
+
+    async def _change_schedule(self, method: str, name: str, *arguments: Any) -> None:
+        try:
+            await self.request(method, name, *arguments, new_identifier())
+        except UnknownSchedule as error:
+            self.world.note(f"no {method}: {error}")
+
+    async def _no_schedule(self) -> None:
+        """Schedules would go on; what they were due at is counted all the same."""
+        for name in sorted(self._schedules):
+            await self._change_schedule("pause_schedule", name, True)
+
     async def _attend(self) -> None:
         """Answer what sessions of the tree, and of forks, ask."""
         while True:
@@ -443,3 +475,4 @@ class Client:
                     self.world.counts[f"run {row['status']}"] += 1
                     break
         await self._no_wakeup()
+        await self._no_schedule()

@@ -37,7 +37,7 @@ from understudy.store.db.statements import EVENT, QUESTION, SESSION, TOOL_CALL
 from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
 
-from . import approvals, deaths, delegating
+from . import approvals, deaths, delegating, schedules
 from .executed import Executed
 from .files import Files
 from .guards import Guarded
@@ -229,6 +229,8 @@ class Invariants:
             self.executed.in_doubt(event, run in self._moved | self._sent_off)
         elif isinstance(event, RunAccepted):
             self._world.requested.accepted(event)
+            if (text := schedules.too_early(self._world, event)) is not None:
+                self.violated(text)
         elif isinstance(event, ToolFinished):
             self._begun.discard((event.session_id, event.call_id))
         elif isinstance(event, SessionCrashed):

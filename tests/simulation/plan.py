@@ -26,6 +26,7 @@ from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .jobs import some_with_jobs
 from .recalling import some_recalling
+from .schedules import some_with_schedules
 from .servers import have_servers, some_with_servers
 from .tasks import retold
 from .tools import BY_POLICY, TOOLS
@@ -894,6 +895,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = tuple(typed(outputs, item) if outputs.random() < 0.25 else item for item in work)
     work = some_guarded(random.Random(f"{seed}/guards"), work)
     work = some_handed_off(random.Random(f"{seed}/handoffs"), work)
+    work = some_with_schedules(random.Random(f"{seed}/schedules"), work, window)
     forks = random.Random(f"{seed}/forked")
     limits = random.Random(f"{seed}/limit")
     scaled = random.Random(f"{seed}/scaling")

@@ -24,6 +24,7 @@ from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.protocol import Decision, Fork, Steer
 from understudy.records import ActivationId, Ask, Batch, CallState, Finish, Handoff, ModelAnswer, Spawn
+from understudy.schedules import LATEST_TIME, NewSchedule, Timing
 from understudy.spec import Supervision
 from understudy.store.check.check import RULES, TOLD_OF_ONE_RULE, Violation, check
 from understudy.store.db import prepared
@@ -39,6 +40,7 @@ from understudy.store.operations import (
     model_calls,
     notes,
     questions,
+    schedules,
     steering,
     timers,
     wakeups,
@@ -388,7 +390,7 @@ async def newer_scene(db: Store) -> None:
     """`approving` waits for an approval that will be given by itself, and has a message that steers it; `approved` may
     execute its call, with other arguments; `trusting` remembers an approval; `merging` is at a run with two inputs and
     `merged` through with one; `caller` is told of the end of `helper`, which it did not wait for; `folded` was, twice;
-    `forked` is a fork of `old`."""
+    `forked` is a fork of `old`. The schedule `hourly` was due once while it was paused; `once` was due, too."""
     for session_id, timeout in (("approving", MINUTE), ("approved", 0), ("trusting", 0)):
         await db.asking(session_id)
         await db.answer(session_id, tool_calls=(("p", "t", "{}"),))
@@ -424,6 +426,16 @@ async def newer_scene(db: Store) -> None:
     await db.ask("folded", number=2, round_number=2, calls=state, entries=(*done, *folds))
     last = next(row["seq"] for row in reversed(rows(db, "message", "old")))
     await db.do(forks.fork, "old", Fork("forked", last), "n")
+    for name, timing in (("hourly", Timing(every=3600)), ("once", Timing(at=LATEST_TIME))):
+        await db.do(schedules.put, NewSchedule(name=name, content="x", timing=timing, session_id="sleeper"))
+        await db.do(schedules.pause, name, True)
+        due = next(row["due_at"] for row in schedule_rows(db) if row["name"] == name)
+        await db.do(schedules.fire, name, due, None)
+
+
+def schedule_rows(db: Store) -> list[dict[str, Any]]:
+    with db.database.snapshot() as connection:
+        return [dict(row) for row in connection.execute(text("SELECT * FROM schedule")).mappings()]
 
 
 def edit(
@@ -594,6 +606,11 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("command_events", "old", COMMAND("a", "ended", 2)),
     ("commands command_events", "old", COMMAND("a", "running", 2)),
     ("notes", "kid", "UPDATE note SET owner = 'kid', scope = 'tree'"),
+    ("schedules", "schedule hourly", "UPDATE schedule SET skipped = 2 WHERE name = 'hourly'"),
+    ("schedules", "schedule hourly", "UPDATE schedule SET missed = 1 WHERE name = 'hourly'"),
+    ("schedules", "schedule hourly", "UPDATE schedule SET due_at = 0 WHERE name = 'hourly'"),
+    ("schedules", "schedule hourly", "UPDATE schedule SET last_at = next_at WHERE name = 'hourly'"),
+    ("schedules", "schedule once", "UPDATE schedule SET skipped = 0 WHERE name = 'once'"),
     ("wakeups", "sleeper", row("sleeper", closed=1, status="'completed'")),
     ("wakeups", "kid", "UPDATE session SET lifecycle = 'ephemeral';" + MOVE.format("kid", "sleeper")),
     ("status", "crashed", row("crashed", status="'idle'")),
@@ -780,6 +797,7 @@ def test_another_namespace_is_not_looked_at(staged: Database) -> None:
         for table in ("message", "event", "run", "tool_call"):
             connection.execute(text(f"UPDATE {table} SET namespace = 'other' WHERE session_id = 'old'"))
         connection.execute(text("UPDATE note SET namespace = 'other'"))
+        connection.execute(text("UPDATE schedule SET namespace = 'other'"))
         assert check(connection, "tests") == []
         assert {violation.rule for violation in check(connection, "other")} == {"sequence"}
 

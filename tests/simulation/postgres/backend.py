@@ -292,6 +292,8 @@ class Backend:
         waited = False
         for columns in found:
             row = columns[-1]
+            if statement.skip and not self.locks.is_free(transaction, row, statement.mode):
+                continue
             if not statement.wait and not self.locks.is_free(transaction, row, statement.mode):
                 raise errors.LockNotAvailable(f'could not obtain lock on row in relation "{table}"')
             waited |= self._take(transaction, row, statement.mode)

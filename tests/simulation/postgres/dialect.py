@@ -30,9 +30,10 @@ class Compiler(SQLiteCompiler):
 
     def for_update_clause(self, select: Any, **_: Any) -> str:
         asked = select._for_update_arg
-        if asked.key_share or asked.of or asked.skip_locked:
+        if asked.key_share or asked.of:
             raise NotImplementedError(f"not simulated: {asked}")
-        return (" FOR SHARE" if asked.read else " FOR UPDATE") + (" NOWAIT" if asked.nowait else "")
+        beyond = " NOWAIT" if asked.nowait else " SKIP LOCKED" if asked.skip_locked else ""
+        return (" FOR SHARE" if asked.read else " FOR UPDATE") + beyond
 
 
 class Bytes(LargeBinary):

@@ -36,6 +36,7 @@ class LockRows:
 
     Attributes:
         wait: for those who have the rows; else it fails at once.
+        skip: rows that others have are left out.
         sql: gives each row's number as one more column.
         one: reads one row again, by its number.
     """
@@ -43,6 +44,7 @@ class LockRows:
     table: str
     mode: int
     wait: bool
+    skip: bool
     sql: str
     one: str
 
@@ -166,7 +168,13 @@ def _select(sql: str, places: dict[str, int]) -> Statement:
         return Read(sql)
     locking = places["FOR UPDATE" if mode == EXCLUSIVE else "FOR SHARE"]
     beyond = sql[locking:].split()[2:]
-    if beyond not in ([], ["NOWAIT"]) or places.keys() & {"WITH", "GROUP BY", "HAVING", "LIMIT", "UNION"}:
+    if beyond not in ([], ["NOWAIT"], ["SKIP", "LOCKED"]) or places.keys() & {
+        "WITH",
+        "GROUP BY",
+        "HAVING",
+        "LIMIT",
+        "UNION",
+    }:
         raise NotSimulated(sql)
     sql = sql[:locking]
     columns = _after(sql, places, "SELECT", "FROM")
@@ -180,7 +188,8 @@ def _select(sql: str, places: dict[str, int]) -> Statement:
     return LockRows(
         table[1],
         mode,
-        not beyond,
+        beyond != ["NOWAIT"],
+        beyond == ["SKIP", "LOCKED"],
         f"SELECT {columns}, {rowid} FROM {source} WHERE {where}{order}",
         f"SELECT {columns} FROM {source} WHERE ({where}) AND {rowid} = :{ROWID}",
     )

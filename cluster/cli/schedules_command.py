@@ -1,0 +1,264 @@
+"""`understudy schedules`: what begins runs at times."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from understudy.errors import InvalidInput
+from understudy.json_text import jsonable
+
+from .command import Json, Store, command, connected, errors, print_json
+
+if TYPE_CHECKING:
+    from understudy.reads import ScheduleInfo
+    from understudy.spec import AgentSpec
+
+app = typer.Typer(help="Have something done at times: cron, intervals, once.", no_args_is_help=True)
+
+COUNTS = ("fired", "triggered", "skipped", "missed", "failed")
+
+UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The schedule's name; `understudy schedules list` lists them.")
+]
+
+
+class Overlap(StrEnum):
+    """What becomes of a due time while the last firing's run has not ended."""
+
+    skip = "skip"
+    queue = "queue"
+    cancel = "cancel"
+    all = "all"
+
+
+class CatchUp(StrEnum):
+    """Which of the due times that passed in an outage fire."""
+
+    latest = "latest"
+    all = "all"
+
+
+@app.callback()
+def schedules() -> None:
+    """Have something done at times: cron, intervals, once."""
+
+
+@app.command("list")
+@command
+def list_(store: Store = None, json: Json = False) -> int:
+    """List the schedules, also those that are paused or have ended."""
+    with connected(store, start=False) as cluster:
+        found = cluster.schedules()
+    if json:
+        print_json({"schedules": [_wire(schedule) for schedule in found]})
+        return 0
+    if not found:
+        errors.print('no schedules; the first one: understudy schedules create NAME "PROMPT" --cron "0 3 * * *"')
+        return 0
+    table = Table("name", "state", "when", "what", "next", "so far", box=None, header_style="bold", pad_edge=False)
+    for one in found:
+        next_at = _spoken(one.due_at) if one.due_at and not one.paused else ""
+        so_far = ", ".join(f"{getattr(one, name)} {name}" for name in COUNTS if getattr(one, name))
+        table.add_row(*map(escape, (one.name, one.state, _when(one), _what(one), next_at, so_far)))
+    Console(highlight=False).print(table)
+    return 0
+
+
+@app.command()
+@command
+def show(name: Name, store: Store = None, json: Json = False) -> int:
+    """Show a schedule: when it is due, what it does, and what became of its due times."""
+    with connected(store, start=False) as cluster:
+        found = cluster.schedule(name).info()
+    print_json(_wire(found)) if json else _print(found)
+    return 0
+
+
+@app.command()
+@command
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the schedule.")],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The input of each firing; `-` reads it from stdin.")
+    ] = None,
+    agent: Annotated[
+        Path | None,
+        typer.Option(
+            "--agent", "-a", metavar="FILE", help="Each firing has a session of it.", exists=True, dir_okay=False
+        ),
+    ] = None,
+    session: Annotated[str | None, typer.Option(help="Or each is an input to this session.")] = None,
+    model: Annotated[str | None, typer.Option(help="Of the agent.")] = None,
+    cron: Annotated[str | None, typer.Option(help='Five fields, or @daily: "0 3 * * 1-5".')] = None,
+    zone: Annotated[str, typer.Option(help="The time zone of --cron, and of times without one.")] = "UTC",
+    every: Annotated[str | None, typer.Option(help="90s, 5m, 12h, 7d.")] = None,
+    at: Annotated[str | None, typer.Option(help="Once: 2026-12-24T18:00, or with +01:00.")] = None,
+    start: Annotated[str | None, typer.Option(help="Nothing is due before.")] = None,
+    until: Annotated[str | None, typer.Option(help="Nothing is due after.")] = None,
+    jitter: Annotated[str | None, typer.Option(help="Each firing is late by a part of this: 30s.")] = None,
+    overlap: Annotated[
+        Overlap, typer.Option(help="While the last firing's run has not ended: skip it, wait, cancel that, or go on.")
+    ] = Overlap.skip,
+    catch_up: Annotated[
+        CatchUp, typer.Option(help="Which of the times that passed in an outage fire.")
+    ] = CatchUp.latest,
+    window: Annotated[str | None, typer.Option(help="What is later than this was missed: 1h.")] = None,
+    max_firings: Annotated[int | None, typer.Option(help="Then it ends.", min=1)] = None,
+    store: Store = None,
+    json: Json = False,
+) -> int:
+    """Create a schedule, or replace the one that has the name; the same again changes nothing.
+
+    \b
+    understudy schedules create triage --agent triage.toml --cron "0 3 * * 1-5" --zone Europe/Berlin
+    understudy schedules create pulse "Anything new?" --session watch-1 --every 5m
+    """
+    spec, text = _agent(agent, model) if session is None else (None, None)
+    if session is not None and (agent or model):
+        raise InvalidInput("--session goes without --agent and --model: the session is of its agent")
+    content = sys.stdin.read() if prompt == "-" else prompt if prompt is not None else text
+    if content is None:
+        raise InvalidInput(f'say what to do: understudy schedules create {name} "PROMPT"')
+    options: dict[str, Any] = {
+        "cron": cron, "zone": zone, "every": _seconds("--every", every), "at": _moment("--at", at),
+        "start": _moment("--start", start), "until": _moment("--until", until),
+        "jitter": _seconds("--jitter", jitter) or 0.0, "overlap": overlap.value, "catch_up": catch_up.value,
+        "window": _seconds("--window", window), "max_firings": max_firings,
+    }  # fmt: skip
+    with connected(store) as cluster:
+        schedule = cluster.schedule(name, content, agent=spec, session=session, **options)
+        found = schedule.info()
+    print_json(_wire(found)) if json else _print(found)
+    return 0
+
+
+@app.command()
+@command
+def pause(name: Name, store: Store = None, json: Json = False) -> int:
+    """Let a schedule's times pass without a firing."""
+    with connected(store, start=False) as cluster:
+        done = cluster.schedule(name).pause()
+    print_json({"paused": done}) if json else print("paused" if done else "it was paused already")
+    return 0
+
+
+@app.command()
+@command
+def resume(name: Name, store: Store = None, json: Json = False) -> int:
+    """Let a paused schedule fire again, from its next time on."""
+    with connected(store, start=False) as cluster:
+        done = cluster.schedule(name).resume()
+    print_json({"resumed": done}) if json else print("resumed" if done else "it was not paused")
+    return 0
+
+
+@app.command()
+@command
+def trigger(name: Name, store: Store = None, json: Json = False) -> int:
+    """Fire a schedule now, beside its times."""
+    with connected(store, start=False) as cluster:
+        done = cluster.schedule(name).trigger()
+    if json:
+        print_json(jsonable(done))
+    elif done.outcome == "fired":
+        print(f"session {done.session_id}, run {done.run_id}")
+    else:
+        errors.print(f"[red]{done.outcome}[/red] {escape(done.problem)}", soft_wrap=True)
+    return 0 if done.outcome == "fired" else 1
+
+
+@app.command()
+@command
+def delete(name: Name, store: Store = None, json: Json = False) -> int:
+    """Delete a schedule; what it has begun goes on."""
+    with connected(store, start=False) as cluster:
+        done = cluster.schedule(name).delete()
+    print_json({"deleted": done}) if json else print("deleted" if done else "there was none")
+    return 0
+
+
+def _agent(file: Path | None, model: str | None) -> tuple[AgentSpec, str | None]:
+    """The agent of each firing's session, and the input that its file has."""
+    from ..client.agent_options import AgentOptions
+
+    return AgentOptions(file, model=model).read(Path.cwd())
+
+
+def _seconds(option: str, given: str | None) -> float | None:
+    """A duration: `90s`, `5m`, or a number of seconds."""
+    if given is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", given.strip())
+    if found is None:
+        raise InvalidInput(f"{option} is {given!r}, and must be a duration: 90s, 5m, 12h, 7d")
+    return float(found[1]) * UNITS[found[2] or "s"]
+
+
+def _moment(option: str, given: str | None) -> datetime | None:
+    if given is None:
+        return None
+    try:
+        return datetime.fromisoformat(given)
+    except ValueError:
+        raise InvalidInput(f"{option} is {given!r}, and must be a time: 2026-12-24T18:00, or with +01:00") from None
+
+
+def _spoken(moment: int) -> str:
+    """A time as it is on this machine."""
+    return datetime.fromtimestamp(moment / 1e6, UTC).astimezone().isoformat(" ", "seconds")
+
+
+def _duration(seconds: float) -> str:
+    for unit in ("d", "h", "m"):
+        if seconds % UNITS[unit] == 0:
+            return f"{seconds / UNITS[unit]:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _when(found: ScheduleInfo) -> str:
+    if found.cron:
+        return f"{found.cron} {found.zone}"
+    return f"every {_duration(found.every)}" if found.every else f"at {_spoken(found.at)}"
+
+
+def _what(found: ScheduleInfo) -> str:
+    return f"session {found.session_id}" if found.session_id else f"a session of {found.agent}"
+
+
+def _wire(found: ScheduleInfo) -> dict[str, Any]:
+    return {**jsonable(found), "state": found.state}
+
+
+def _print(found: ScheduleInfo) -> None:
+    console = Console(highlight=False)
+
+    def say(what: str, text: str) -> None:
+        console.print(f"[bold]{what:<10}[/bold] {escape(text)}", soft_wrap=True)
+
+    say("schedule", f"{found.name} ({found.state})")
+    say("when", _when(found) + (f", within {_duration(found.jitter)}" if found.jitter else ""))
+    for what, moment in (("start", found.start), ("until", found.until), ("next", found.due_at)):
+        if moment:
+            say(what, _spoken(moment))
+    say("input", str(found.content)[:500])
+    say("what", _what(found))
+    window = f", not later than {_duration(found.window)}" if found.window else ""
+    ends = f", {found.max_firings} times" if found.max_firings else ""
+    say("rules", f"overlap {found.overlap}, catch-up {found.catch_up}{window}{ends}")
+    say("so far", ", ".join(f"{getattr(found, name)} {name}" for name in COUNTS))
+    if found.last_run:
+        say("last", f"session {found.last_session}, run {found.last_run}")
+    if found.problem:
+        say("problem", found.problem)

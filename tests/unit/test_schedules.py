@@ -1,0 +1,189 @@
+"""Schedules on the cluster in one process: the Python API, and `understudy schedules`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from understudy import AgentSpec, InvalidInput, ScheduleInfo, SessionClosed, UnknownSchedule, tool
+from understudy.cluster.cli import schedules_command
+from understudy.cluster.cli.main import app
+from understudy.testing import LocalCluster
+
+PATIENCE = 30.0
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(identity="ann") as made:
+        yield made
+
+
+@pytest.fixture
+def command(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`understudy schedules …`, connected to that cluster."""
+
+    @contextlib.contextmanager
+    def connected(_store: str | None, **_options: Any) -> Iterator[LocalCluster]:
+        yield cluster
+
+    monkeypatch.setattr(schedules_command, "connected", connected)
+    runner = CliRunner(env={"COLUMNS": "200"})
+    return lambda *words: runner.invoke(app, ["schedules", *words], catch_exceptions=False)
+
+
+@tool(on_crash="rerun")
+def looks() -> str:
+    """Look."""
+    return "seen"
+
+
+def until_fired(cluster: LocalCluster, name: str, number: int) -> ScheduleInfo:
+    """The schedule, once it has fired so often; no event tells of it."""
+    deadline = time.monotonic() + PATIENCE
+    while (info := cluster.schedule(name).info()).fired < number:
+        assert time.monotonic() < deadline, info
+        time.sleep(0.02)
+    return info
+
+
+def test_an_agent_at_times(cluster: LocalCluster) -> None:
+    """Given a schedule of an agent with a tool of this module, when it is due twice, then each time a session of the
+    agent has done it; the schedule says so, and by whom it was set."""
+    agent = AgentSpec(name="clerk", tools=[looks])
+    made = cluster.schedule("pulse", "call looks {}", agent=agent, every=timedelta(seconds=1), max_firings=2)
+    info = until_fired(cluster, "pulse", 2)
+    assert (made.name, info.state, info.agent, info.by) == ("pulse", "ended", "clerk", "ann")
+    found = [session for session in cluster.sessions() if session.name == "clerk"]
+    assert len(found) == 2
+    for session in found:
+        [run] = cluster.session(session.id).runs()
+        assert cluster.session(session.id).run(run.run_id).result(PATIENCE, check=True).text == "offline: seen"
+
+
+async def test_schedules_are_awaited(cluster: LocalCluster) -> None:
+    """Given an asynchronous program, then every method can be awaited, and all are listed by name."""
+    session = await cluster.spawn.aio(AgentSpec(name="a"), session_id="s")
+    for name in ("b", "a"):
+        await cluster.schedule.aio(name, "hello", session=session, cron="0 3 * * *", zone="Europe/Berlin")
+    assert [(one.name, one.session_id, one.state) for one in await cluster.schedules.aio()] == [
+        ("a", "s", "active"), ("b", "s", "active"),
+    ]  # fmt: skip
+    schedule = await cluster.schedule.aio("a")
+    assert [await schedule.pause.aio(), await schedule.resume.aio()] == [True, True]
+    fired = await schedule.trigger.aio()
+    assert (await session.run(fired.run_id)).text == "offline: hello"
+    assert [await schedule.delete.aio(), await schedule.delete.aio()] == [True, False]
+    with pytest.raises(UnknownSchedule):
+        await schedule.info.aio()
+
+
+def test_times_are_those_of_the_zone(cluster: LocalCluster) -> None:
+    """Given a time that names no zone, then it is one of the schedule's zone; others are what they say."""
+    cluster.spawn(AgentSpec(name="a"), session_id="s")
+    here = cluster.schedule("here", "x", session="s", at=datetime(2090, 7, 1, 12), zone="Europe/Berlin").info()
+    there = cluster.schedule("there", "x", session="s", at=datetime(2090, 7, 1, 10, tzinfo=UTC)).info()
+    assert here.at == there.at
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"every": 5}, "agent=…"),
+        ({"session": "s", "every": 5, "agent": AgentSpec(name="a")}, "agent=…"),
+        ({"session": "s"}, "give one of cron, every and at"),
+        ({"session": "s", "every": 0}, "every is 0"),
+        ({"session": "s", "at": datetime(2001, 1, 1)}, "never be due"),
+        ({"session": "s", "every": 5, "overlap": "wait"}, "overlap is 'wait'"),
+        ({"session": "s", "cron": "@daily", "zone": "Mars/Base"}, "zone is 'Mars/Base'"),
+        ({"session": "s", "every": 5, "content": " "}, "must not be empty"),
+        ({"session": "s", "every": 5, "name": "a/b"}, "name is 'a/b'"),
+    ],
+)
+def test_what_is_no_schedule(cluster: LocalCluster, given: dict[str, Any], said: str) -> None:
+    """Given a mistake, then nothing is set, and the error says what is wrong."""
+    cluster.spawn(AgentSpec(name="a"), session_id="s")
+    with pytest.raises(InvalidInput, match=said):
+        cluster.schedule(**{"name": "n", "content": "x", **given})
+    assert cluster.schedules() == []
+
+
+def test_a_closed_session_has_no_schedule(cluster: LocalCluster) -> None:
+    """Given a session that takes no input, then no schedule is set for it."""
+    cluster.spawn(AgentSpec(name="a"), session_id="s").close()
+    with pytest.raises(SessionClosed):
+        cluster.schedule("n", "x", session="s", every=60)
+
+
+def test_the_commands(cluster: LocalCluster, command: Command, tmp_path: Path) -> None:
+    """Given an agent's file, when a schedule is created, listed, paused, triggered, resumed and deleted, then each
+    command says what was done, for people and as JSON."""
+    agent = tmp_path / "triage.toml"
+    agent.write_text('name = "triage"\ninstructions = "Look."\n')
+    words = ("nightly", "look at the issues", "--agent", str(agent), "--cron", "0 3 * * 1-5", "--zone", "Europe/Berlin")
+    made = command("create", *words, "--jitter", "5m", "--window", "2h")
+    assert made.exit_code == 0, made.output
+    assert "0 3 * * 1-5 Europe/Berlin, within 5m" in made.stdout
+    assert "overlap skip, catch-up latest, not later than 2h" in made.stdout
+    again = json.loads(command("create", *words, "--jitter", "300", "--window", "120m", "--json").stdout)
+    assert (again["name"], again["state"], again["agent"], again["fired"]) == ("nightly", "active", "triage", 0)
+    assert again["created_at"] == again["updated_at"]  # it was the same
+    [listed] = json.loads(command("list", "--json").stdout)["schedules"]
+    assert listed == again
+    assert "a session of triage" in command("list").stdout
+    assert [command("pause", "nightly").stdout, command("pause", "nightly").stdout] == [
+        "paused\n", "it was paused already\n"
+    ]  # fmt: skip
+    fired = json.loads(command("trigger", "nightly", "--json").stdout)
+    assert fired["outcome"] == "fired"
+    run = cluster.session(fired["session_id"]).run(fired["run_id"]).result(PATIENCE, check=True)
+    assert run.text == "offline: look at the issues"
+    assert "0 fired, 1 triggered" in command("show", "nightly").stdout
+    assert json.loads(command("resume", "nightly", "--json").stdout) == {"resumed": True}
+    assert [command("delete", "nightly").stdout, command("delete", "nightly").stdout] == [
+        "deleted\n",
+        "there was none\n",
+    ]
+    assert json.loads(command("list", "--json").stdout) == {"schedules": []}
+
+
+def test_what_is_triggered_and_skipped(cluster: LocalCluster, command: Command) -> None:
+    """Given a run that has not ended, when its schedule is triggered again, then the command fails and says why."""
+    cluster.spawn(AgentSpec(name="a", instructions='offline-script: [{"delay": 60}]'), session_id="s")
+    command("create", "pulse", "go", "--session", "s", "--every", "1h")
+    assert command("trigger", "pulse").exit_code == 0
+    again = command("trigger", "pulse")
+    assert again.exit_code == 1
+    assert "skipped" in again.stderr
+    assert "has not ended" in again.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("show", "none"), 1, "there is no schedule 'none'"),
+        (("trigger", "none"), 1, "there is no schedule 'none'"),
+        (("create", "n", "x", "--every", "often"), 2, "must be a duration: 90s, 5m, 12h, 7d"),
+        (("create", "n", "x", "--at", "soon"), 2, "must be a time"),
+        (("create", "n", "x", "--cron", "99 * * * *"), 2, "bad minute"),
+        (("create", "n", "x"), 2, "give one of cron, every and at"),
+        (("create", "n", "--every", "5m"), 2, "say what to do"),
+        (("create", "n", "x", "--every", "5m", "--session", "s", "--model", "m"), 2, "--session goes without"),
+        (("create", "n", "x", "--every", "5m", "--session", "nobody"), 1, "there is no session 'nobody'"),
+    ],
+)
+def test_mistakes_are_told(command: Command, words: tuple[str, ...], code: int, said: str) -> None:
+    """Given a mistake, then a command's exit code and its error say so, with `--json` as JSON."""
+    done = command(*words, "--json")
+    assert (done.exit_code, said in json.loads(done.stdout)["error"]["message"]) == (code, True), done.stdout
+    assert said in command(*words).stderr.replace("\n", " ")
