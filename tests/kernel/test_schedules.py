@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,26 @@ async def set_back(kernel: k.Kernel, name: str, by: int) -> int:
     values = {column: SCHEDULE.c[column] - by for column in names}
     await kernel.service.journal.submit(lambda tx: tx.connection.execute(update(SCHEDULE).values(**values)))
     return int((await read(kernel, name))["next_at"])
+
+
+@pytest.mark.parametrize(
+    ("begin", "times"),
+    [
+        ("2099-03-28T00:00+01:00", ["2099-03-28T02:30+01:00", "2099-03-29T03:00+02:00", "2099-03-30T02:30+02:00"]),
+        ("2099-10-24T00:00+02:00", ["2099-10-24T02:30+02:00", "2099-10-25T02:30+02:00", "2099-10-26T02:30+01:00"]),
+    ],
+)
+async def test_a_cron_fires_once_a_day_over_a_change_of_the_clock(
+    kernel: k.Kernel, begin: str, times: list[str]
+) -> None:
+    """Given a cron of a time that one day does not have, or has twice, then it fires once on each day."""
+    await kernel.spawn("s", k.spec())
+    start, *dues = (round(datetime.fromisoformat(time).timestamp() * 1e6) for time in (begin, *times))
+    timing = {"cron": "30 2 * * *", "zone": "Europe/Berlin", "start": start}
+    await put(kernel, timing=timing, overlap="all", max_firings=3)
+    done = [await fire(kernel) for _ in dues]
+    assert (counts(done[-1]), done[-1]["next_at"]) == ({"fired": 3}, 0)
+    assert [run["run_id"] for run in await runs(kernel)] == [f"schedule.n.{due}" for due in dues]
 
 
 async def test_it_is_paused_resumed_triggered_and_deleted(kernel: k.Kernel) -> None:
