@@ -136,14 +136,17 @@ class Bubblewrap:
             line += ["--symlink", os.readlink(path), path] if link else ["--ro-bind-try", path, path]
         for name in (*ETC, *(ETC_NETWORK if confinement.network else ())):
             line += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-        line += self._mounts(workspace, (*_interpreter(), *confinement.readable, *code))
+        line += self._mounts(workspace, (*_interpreter(), *confinement.readable, *code), confinement)
         line += ["--remount-ro", "/", "--chdir", workspace or "/tmp", "--"]
         return line + limited(command, confinement, confinement.processes)
 
     @staticmethod
-    def _mounts(workspace: str | None, readable: Sequence[str]) -> list[str]:
+    def _mounts(workspace: str | None, readable: Sequence[str], confinement: Confinement) -> list[str]:
         """The workspace, and what else is there to be read: the outer one first, as a mount covers what is below."""
         mounts = {os.path.normpath(path): "--ro-bind-try" for path in readable}
+        mounts |= dict.fromkeys(confinement.writable, "--bind-try")
+        if confinement.repository:
+            mounts |= _of_repository(confinement.repository, confinement.worktree)
         if workspace is not None:
             mounts[workspace] = "--bind"
         line: list[str] = []
@@ -159,6 +162,16 @@ class Bubblewrap:
         kept = {name: value for name, value in os.environ.items() if name in ("LANG", "LC_ALL", "LC_CTYPE", "TZ")}
         path = f"{sys.prefix}/bin:{STANDARD_PATH}"
         return {**kept, "PATH": path, "HOME": "/tmp", "USER": "agent", "LOGNAME": "agent", "TERM": "dumb", **more}
+
+
+def _of_repository(repository: str, worktree: str) -> dict[str, str]:
+    """What git needs in a worktree: to read the repository, and to write what a commit does. Not its configuration and
+    hooks, by which a command would decide what others execute."""
+    common = os.path.join(os.path.realpath(repository), ".git")
+    written = ("objects", "refs", "logs", f"worktrees/{worktree}")
+    mounts = {common: "--ro-bind-try", **{os.path.join(common, name): "--bind-try" for name in written}}
+    # What an agent has put a link in the place of would lead elsewhere.
+    return {path: how for path, how in mounts.items() if os.path.realpath(path) == path}
 
 
 def _interpreter() -> list[str]:

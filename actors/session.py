@@ -36,6 +36,7 @@ from .steering import inputs_of, message_of, steers, take_news, take_steers
 from .tool_calls import ToolCalls, given_up
 from .tools import builtin
 from .window import CONTINUATION, CONTINUE, Window
+from .worktrees import WorkingTree
 
 HookLoader = Callable[[dict[str, Any]], Awaitable[LoadedHook]]
 
@@ -72,6 +73,7 @@ class Activation:
         self._hooks = Hooks(window, load_hook, self.patience.expect)
         self._commits = Commits(window, node, frame_id, self.patience)
         self._memory = Memory(window, node, frame_id, self._commits, self.patience, load_provider)
+        self._worktree = WorkingTree(window, self._commits, self.patience)
         self._servers = Servers(window, node, frame_id, self._commits, self.patience)
         self._calls = ToolCalls(window, self._commits, self._hooks, self.patience, node, load, self._servers, frame)
 
@@ -104,6 +106,9 @@ class Activation:
             if window.wait == "model":  # taken up while a call is in flight: attach to it
                 return self._guarded(Step(None, window.request(window.round, whole=True)), redone=True)
             if window.calls:
+                unusable = await self._worktree.make()
+                if unusable is not None:
+                    return await self._finish("failed", window.reply(), error=unusable)
                 step = await self._bring_calls()
                 if step is not None:
                     return step
@@ -229,7 +234,7 @@ class Activation:
             return await self._step()
         if window.rounds() >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
-        unusable = await self._servers.list_tools(anew=self._begins)
+        unusable = await self._worktree.make() or await self._servers.list_tools(anew=self._begins)
         self._begins = False
         if unusable is not None:
             return await self._finish("failed", window.reply(), error=unusable)
@@ -296,6 +301,7 @@ class Activation:
             stopped: a hook wants it.
         """
         window = self.window
+        await self._worktree.fence(status)
         await self._calls.end(known or {})
         if status == "round_limit":
             error = {"code": "round_limit", "message": f"no answer after {self.window.round} rounds"}
@@ -309,7 +315,7 @@ class Activation:
         elif window.typed is not None and ended.status == "completed":  # a text of a hook's, perhaps
             ended = window.typed.checked(ended, window.session_id)
         await self._memory.remember(ended.text, ended.status)
-        return await self._step(wait="idle", finish=ended)
+        return await self._step(wait="idle", finish=await self._worktree.end(ended))
 
     async def _shown(self, memory: Message | None) -> Message | None:
         """What the agent is shown of its memory, as hooks leave it; None if it sees that already."""

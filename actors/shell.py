@@ -7,6 +7,7 @@ import signal
 from understudy.confinement import MAX_SECONDS
 from understudy.errors import ToolError
 from understudy.skills import SKILLS_VARIABLE
+from understudy.worktrees import identity
 
 from .guarded import Ended
 from .sandbox import Confined, confined, run_to_its_end
@@ -24,6 +25,8 @@ async def shell_command(command: str, context: ToolContext) -> Confined:
         raise ToolError("a command can't contain NUL")
     root = str(Workspace(context.workspace).root)
     variables = {"TRACEPARENT": context.traceparent} if context.traceparent else {}
+    if context.confinement.worktree:  # git knows nobody here who could make a commit
+        variables |= identity(context.agent, context.session_id)
     skills = await context.skills_directory()
     if skills is not None:
         variables[SKILLS_VARIABLE] = skills

@@ -6,6 +6,7 @@ from typing import Any
 
 from understudy.identifiers import child_identifier
 from understudy.records import CallState, Spawn
+from understudy.worktrees import for_child
 
 from .asking import read_arguments
 from .delegating import written
@@ -36,10 +37,12 @@ def spawn_of(window: Window, call: CallState, *, background: bool = False) -> Sp
     task = data.get("task")
     if not isinstance(task, str) or not task.strip():
         return 'the argument "task" must be a text that says what the sub-agent shall do.'
-    template = written(data, window.spec)
+    template, agent = written(data, window.spec), None
     if template is None:
         problem, agent = read_spawn(data, window.spec["agents"])
         template = problem or (window.spec["agents"][agent] if agent else {**window.spec, "budget": None})
+    if not isinstance(template, str):
+        template = for_child(template, window.spec, window.incarnation, copy=agent is None)
     if isinstance(template, str):
         return template
     if window.spec["max_depth"] < 1:

@@ -17,6 +17,7 @@ from understudy.records import Ask, CallState, InboxItem, Spawn, child_text
 from understudy.wakeups import WAIT, microseconds
 from understudy.windows import known_window
 from understudy.workflows import ASK_STEP, CHILD_STEPS, EVENT_STEP, MODEL_AGENT, ORIGIN, SLEEP_STEP, WORKFLOW_STEP
+from understudy.worktrees import for_child
 
 from .execution import Outcome, now
 from .output_types import output_of_type
@@ -104,7 +105,7 @@ class Steps:
             made["context"] = {**(template.get("context") or {}), "window": known_window(changes["model"])}
         if changes or wanted is not None:
             made["hash"] = digest(template["hash"], json.dumps(changes, sort_keys=True), to_json(made.get("output")))
-        return made
+        return for_child(made, spec, self._window.incarnation, copy=own)
 
     def is_rendered_elsewhere(self, tool: str) -> bool:
         """Whether what a tool returns is rendered by another process, to whom a text and JSON are one."""

@@ -20,6 +20,7 @@ from understudy.rates import NORMAL
 from understudy.recall import READ_MESSAGE
 from understudy.records import Ack, ActivationId, CallState, InboxItem, ModelRequest
 from understudy.tool_hosting import ORIGIN as MCP
+from understudy.worktrees import placed
 
 from .context import (
     FOLD_ANSWER,
@@ -73,7 +74,7 @@ class Window:
 
     def __init__(self, session_id: str, spec: dict[str, Any]) -> None:
         self.session_id = session_id
-        self.spec = spec
+        self.spec = spec = placed(spec, session_id)
         self.messages: list[Message] = []
         self.policy = msgspec.convert(spec.get("context") or {}, Policy)
         self.recall = any(tool["source"].get("builtin") == READ_MESSAGE for tool in spec.get("tools", ()))
@@ -341,9 +342,12 @@ def _is_between_replies(message: Message) -> bool:
 
 
 def _sees_end(spec: dict[str, Any]) -> bool:
-    """Whether a hook or a memory provider of the agent's sees a run's last answer before the run ends."""
+    """Whether a hook or a memory provider of the agent's sees a run's last answer before the run ends, or the agent's
+    process has a worktree to merge then."""
     providers = (spec.get("memory") or {}).get("providers", ())
     seen = any(hook["point"] in SEES_END for hook in spec.get("hooks", ()))
+    if "worktree" in spec:
+        return True
     return seen or any("remember" in provider["does"] for provider in providers)
 
 

@@ -39,6 +39,7 @@ from .window import Window
 from .workflow import LoadedWorkflow
 from .workflow_context import WorkflowContext
 from .workflow_record import DIVERGED, Recorded, read_input, recorded, taking
+from .worktrees import WorkingTree
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class WorkflowActivation:
         self._load_workflow = load_workflow
         self._hooks = Hooks(window, load_hook, self.patience.expect)
         self._commits = Commits(window, node, frame.frame_id, self.patience)
+        self._worktree = WorkingTree(window, self._commits, self.patience)
         self._servers = Servers(window, node, frame.frame_id, self._commits, self.patience)
         self._steps = Steps(window)
         self._work = StepWork(
@@ -119,7 +121,7 @@ class WorkflowActivation:
             asked = self._work.question(DIVERGED)
             if asked is not None and (step := await self._answered(asked)) is not None:
                 return step
-            unusable = await self._servers.list_tools(anew=not window.listed)
+            unusable = await self._worktree.make() or await self._servers.list_tools(anew=not window.listed)
             if unusable is not None:
                 return await self._finish(Finish("failed", error=unusable))
             execution = await self._code(live)
@@ -261,13 +263,14 @@ class WorkflowActivation:
 
     async def _finish(self, finish: Finish) -> Step:
         """The end of the run; every call that is open has a result then."""
+        await self._worktree.fence(finish.status)
         draft = self._commits.draft
         await self._work.stop()
         draft.spawns, draft.asks = [], []
         for path in [*self._work.calls]:
             outcome = await self._work.given_up(path)
             self._settle(path, outcome.outcome, outcome.content)
-        return await self._step(wait="idle", finish=finish)
+        return await self._step(wait="idle", finish=await self._worktree.end(finish))
 
     async def _ask_about(self, diverged: WorkflowDiverged) -> Step:
         """Ask a person what shall become of a run whose code asks for other steps than its log has."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from understudy.cluster.client.session_handle import Session
     from understudy.observability.traces import TraceSpan
 
-    from .access import CommandRule, Sandbox, WebPolicy
+    from .access import CommandRule, Sandbox, WebPolicy, Worktree
     from .attachments import File, Image
     from .config import Capabilities, Fallback, ModelProfile
     from .errors import (
@@ -116,6 +116,7 @@ __all__ = [
     "WebPolicy",
     "WorkflowContext",
     "WorkflowError",
+    "Worktree",
     "__version__",
     "hook",
     "memory_provider",
@@ -167,6 +168,7 @@ _HOMES = {
     "Wakeup": "reads",
     "WebPolicy": "access",
     "WorkflowContext": "actors.workflow_context",
+    "Worktree": "access",
     "hook": "actors.hooks",
     "memory_provider": "actors.providers",
     "price_table": "prices",

@@ -1,4 +1,4 @@
-"""What an agent may reach: by its commands (`Sandbox`), and of the web (`WebPolicy`)."""
+"""What an agent may reach: by its commands (`Sandbox`), of files (`Worktree`), and of the web (`WebPolicy`)."""
 
 from __future__ import annotations
 
@@ -65,6 +65,24 @@ class Sandbox(Strict):
         if wrong:
             raise ValueError(f"{', '.join(map(repr, wrong))} must be absolute paths, and not the root")
         return found
+
+
+class Worktree(Strict):
+    """A workspace of a session's own: a git worktree on a branch of its own (`docs/worktrees.md`).
+
+    Attributes:
+        repository: top of the git repository that it is made of. None: a sub-agent's is made of its parent's workspace.
+        base: the commit or branch that it begins with; None for what that workspace has checked out.
+        on_end: of a run that completes. `merge`: its changes are merged into the workspace that it was made of, and the
+            worktree is removed. `keep`: it stays. `remove`: it is removed with its changes. In any other end it stays.
+        directory: that has the worktrees; None for that of the parent's, or the repository's name with `.worktrees`
+            beside it.
+    """
+
+    repository: str | None = Field(None, min_length=1, max_length=4_096)
+    base: str | None = Field(None, min_length=1, max_length=256, pattern=r"^[^-].*$")
+    on_end: Literal["merge", "keep", "remove"] = "merge"
+    directory: str | None = Field(None, min_length=1, max_length=4_096)
 
 
 def _host_pattern(value: str) -> str:

@@ -21,7 +21,13 @@ class CommandRule(msgspec.Struct, frozen=True):
 
 
 class Confinement(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `spec.Sandbox`, with their defaults."""
+    """The fields of `spec.Sandbox`, with their defaults, and what follows from the agent's worktree.
+
+    Attributes:
+        repository: the top of the git repository that the workspace is a worktree of; empty for none.
+        worktree: its name in there.
+        writable: directories beside the workspace that may be changed. No agent's commands have any.
+    """
 
     backend: str = "auto"
     network: bool = False
@@ -33,8 +39,13 @@ class Confinement(msgspec.Struct, frozen=True, kw_only=True):
     output: int = 40_000
     seconds: int = MAX_SECONDS
     rules: tuple[CommandRule, ...] = ()
+    repository: str = ""
+    worktree: str = ""
+    writable: tuple[str, ...] = ()
 
 
 def confinement_of(compiled: dict[str, Any]) -> Confinement:
-    """Of a compiled specification."""
-    return msgspec.convert(compiled.get("sandbox") or {}, Confinement)
+    """Of a session's compiled specification."""
+    worktree = compiled.get("worktree") or {}
+    of_git = {"repository": worktree["repository"], "worktree": worktree["name"]} if "name" in worktree else {}
+    return msgspec.convert({**(compiled.get("sandbox") or {}), **of_git}, Confinement)

@@ -378,6 +378,20 @@ class WorkspaceViolation(ToolError):
     code = "workspace_violation"
 
 
+class WorktreeFailed(UnderstudyError):
+    """The git worktree of a session can't be made, or not be merged; whatever the agent has done in it is there."""
+
+    code = "worktree_failed"
+    hint = "The message says what is in the way; docs/worktrees.md what a worktree needs."
+
+
+class MergeConflict(WorktreeFailed):
+    """What a session has changed in its worktree can't be merged; `details`: `branch`, `path`, `files` and `reason`."""
+
+    code = "merge_conflict"
+    hint = "Nothing of it is merged. `git merge BRANCH` in the workspace does, once the files are dealt with."
+
+
 class ClusterError(UnderstudyError):
     """The cluster or one of its services failed."""
 

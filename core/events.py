@@ -547,6 +547,22 @@ class McpServerFailed(Event, frozen=True, kw_only=True):
     error_message: str = ""
 
 
+class WorktreeEnded(Event, frozen=True, kw_only=True):
+    """What became of the session's git worktree at the end of a run.
+
+    Attributes:
+        outcome: `merged`, `unchanged`, `kept`, `removed`, or `conflict`: nothing of it is merged.
+        branch: that it is on, or was.
+        files: the first of those that were changed, or that conflict.
+        commit: of the merge.
+    """
+
+    outcome: str = ""
+    branch: str = ""
+    files: list[str] = []
+    commit: str = ""
+
+
 class ChildSpawned(Event, frozen=True, kw_only=True):
     """A sub-agent was created by a tool call of this session."""
 

@@ -19,9 +19,9 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
     """What differs between two compiled specifications, by name: `model`, `tools.lookup`, `hooks.check`,
     `skills.pdf`, `agents.scout`; sorted. `hooks`: they are called in another order.
 
-    A field that only one of them has, other than `output`, `skills` and `mcp_servers`, is no difference: another
-    version of Understudy compiled the other one, and what it did not know has its default. Code that travels by value
-    is compared by its source, since its bytes differ from process to process.
+    A field that only one of them has, other than `output`, `skills`, `mcp_servers` and `worktree`, is no difference:
+    another version of Understudy compiled the other one, and what it did not know has its default. Code that travels by
+    value is compared by its source, since its bytes differ from process to process.
     """
     old, new = json.loads(json.dumps(old, default=str)), json.loads(json.dumps(new, default=str))
     found = {
@@ -29,7 +29,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
         for name in (old.keys() & new.keys()) - UNRELATED - {*FUNCTIONS, *AGENTS, "memory", "skills", "workflow"}
         if old[name] != new[name]
     }
-    found |= {name for name in ("output", "mcp_servers") if old.get(name) != new.get(name)}
+    found |= {name for name in ("output", "mcp_servers", "worktree") if old.get(name) != new.get(name)}
     workflows = [without_bytes(spec["workflow"]) if "workflow" in spec else None for spec in (old, new)]
     found |= {"workflow"} if workflows[0] != workflows[1] else set()
     found |= {"memory"} if _memory(old) != _memory(new) else set()

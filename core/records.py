@@ -19,10 +19,12 @@ from .events import (
     ToolInDoubt,
     ToolProgress,
     ToolStarted,
+    WorktreeEnded,
 )
 from .json_text import to_json
 from .messages import CUT_OFF, Message, Usage
 from .rates import NORMAL
+from .worktrees import worktree_text
 
 CACHED_WINDOWS = 64
 """Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
@@ -330,6 +332,7 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         stopped: a hook has it end, not the model's answer: there is none that a steer could come before.
+        worktree: what became of the session's worktree: `outcome`, `branch`, `path`, `files`. None: it has none.
     """
 
     status: str
@@ -337,6 +340,7 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
     output: Any = None
     error: dict[str, Any] | None = None
     stopped: bool = False
+    worktree: dict[str, Any] | None = None
 
 
 class ActivationId(NamedTuple):
@@ -389,6 +393,7 @@ LogEntry = (
     | MemoryFailed
     | McpServerListed
     | McpServerFailed
+    | WorktreeEnded
 )
 """What a session's own process may add to its log. All else is written by the store's operations."""
 
@@ -463,13 +468,14 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
 def child_text(payload: dict[str, Any]) -> str:
     """What the parent's model reads of a child's result: its answer (JSON, if it has an output schema), or how it ended
     and what it had by then."""
+    worktree = worktree_text(payload["worktree"]) if "worktree" in payload else ""
     if payload["status"] == "completed":
         output = payload.get("output")
-        return to_json(output) if output is not None else payload["text"] or ""
+        return (to_json(output) if output is not None else payload["text"] or "") + worktree
     error = (payload["error"] or {}).get("message", "")
     if payload["child_id"] is None:
         return f"no sub-agent was started: {error}. Go on without it."
     tools = ", ".join(f"{name} ({count} times)" if count > 1 else name for name, count in payload.get("tools") or ())
     done = f"\nIt had used: {tools}." if tools else ""
     said = f"\nIts last words: {payload['text']}" if payload["text"] else ""
-    return f"the sub-agent ended as {payload['status']}: {error}{done}{said}"
+    return f"the sub-agent ended as {payload['status']}: {error}{done}{said}{worktree}"

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from .access import Sandbox, WebPolicy
+from .access import Sandbox, WebPolicy, Worktree
 from .errors import InvalidSpec
 from .mcp_servers import McpServer, twice
 from .prices import MILLION
-from .strict import AGENT, BY_NAME, ONE, SEVERAL, Strict, Variable
+from .strict import AGENT, BY_NAME, DIRECTORY, ONE, SEVERAL, WORKTREE, Strict, Variable
+from .worktrees import OWN_WORKTREE
 
 NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
@@ -236,7 +237,8 @@ class AgentSpec(Strict):
         memory: what it is shown of its notes, and its memory providers; None: nothing.
         skills: folders with a `SKILL.md`, or folders of such folders (`docs/skills.md`). The model is shown their names
             and descriptions, and reads one with the tool `load_skill`, which it is given. The session keeps a copy.
-        workspace: directory that file tools are confined to; None for none.
+        workspace: directory that file tools are confined to; None for none. `"worktree"`, or a `Worktree`: each session
+            has a git worktree of its own (`docs/worktrees.md`).
         max_rounds: model calls in one run.
         max_continuations: how often a reply cut off by length is continued.
         repeat_limit: rounds in a row with the same tool call and the same result, of which the last is not executed any
@@ -304,7 +306,13 @@ class AgentSpec(Strict):
     output_retries: int = Field(2, ge=0, le=16)
     memory: Memory | None = None
     skills: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
-    workspace: str | None = None
+    workspace: (
+        Annotated[
+            Annotated[str, Tag(DIRECTORY)] | Annotated[Worktree, Tag(WORKTREE)],
+            Discriminator(lambda value: DIRECTORY if isinstance(value, str) else WORKTREE),
+        ]
+        | None
+    ) = None
     max_rounds: int = Field(50, ge=1, le=10_000)
     max_continuations: int = Field(2, ge=0, le=16)
     repeat_limit: int = Field(4, ge=0, le=1_000)
@@ -338,6 +346,11 @@ class AgentSpec(Strict):
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     on_change: Literal["migrate", "refuse"] = "migrate"
     metadata: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("workspace", mode="before")
+    @classmethod
+    def _workspace(cls, value: Any) -> Any:
+        return Worktree() if value == OWN_WORKTREE else value
 
     @field_validator("sandbox", mode="before")
     @classmethod

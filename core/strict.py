@@ -13,7 +13,9 @@ from .suggestions import did_you_mean
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 """Name of an environment variable."""
 
-TAGS = ONE, SEVERAL, AGENT, BY_NAME = "(one)", "(several)", "(agent)", "(by name)"
+TAGS = ONE, SEVERAL, AGENT, BY_NAME, DIRECTORY, WORKTREE = (
+    "(one)", "(several)", "(agent)", "(by name)", "(directory)", "(worktree)",
+)  # fmt: skip
 """Which of several forms a value has: a part of pydantic's places, and of none that users see."""
 
 if TYPE_CHECKING:

@@ -114,7 +114,11 @@ def _is_bound(spec: dict[str, Any]) -> bool:
     """Whether an agent may leave something on its node that it comes back to: files, its sub-agents' or those of the
     agents that it may hand off to, or what an MCP server remembers for its session or tree."""
     servers = spec.get("mcp_servers") or ()
-    if spec.get("workspace") is not None or any(one["command"] and one["share"] != "node" for one in servers):
+    if (
+        spec.get("workspace") is not None
+        or "worktree" in spec
+        or any(one["command"] and one["share"] != "node" for one in servers)
+    ):
         return True
     others = (*(spec.get("agents") or {}).values(), *(spec.get("handoffs") or {}).values())
     return any(map(_is_bound, others))

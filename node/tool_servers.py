@@ -27,6 +27,7 @@ from understudy.tool_hosting import (
     ServerConfiguration,
     ServerTools,
 )
+from understudy.worktrees import placed
 
 from .basis import NodeBasis
 from .frames import Frames
@@ -244,6 +245,7 @@ class ToolServers:
             require_held(row, activation, frame_id)
             spec = self._specifications.within(tx, activation.session_id)
             created = beginnings.created_at(tx, row.root_id)
+            spec = placed(spec, row.session_id)
             return configuration_of(spec, server, f"{row.session_id}/{row.created_at}", f"{row.root_id}/{created}")
 
         found = await self._node.journal.submit(operation, activation.session_id)

@@ -48,7 +48,9 @@ class Workspaces:
     """
 
     def __init__(self, spec: dict[str, Any], directory: Path) -> None:
-        paths = {Path(os.path.realpath(path)) for path in _named_in(spec)}
+        if any("worktree" in one for one in _all(spec)):
+            raise InvalidInput("the agent works in git worktrees: these can't be copied for each run")
+        paths = {Path(os.path.realpath(path)) for path in (one["workspace"] for one in _all(spec)) if path}
         roots = sorted(
             path for path in paths if not any(path != other and path.is_relative_to(other) for other in paths)
         )
@@ -98,11 +100,11 @@ class Workspaces:
         return found
 
 
-def _named_in(spec: dict[str, Any]) -> Iterator[str]:
-    if spec["workspace"] is not None:
-        yield spec["workspace"]
+def _all(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The specification, and those of the agents that it names."""
+    yield spec
     for agent in below(spec):
-        yield from _named_in(agent)
+        yield from _all(agent)
 
 
 def _copy(source: Path, target: Path) -> None:

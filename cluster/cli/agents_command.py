@@ -94,6 +94,8 @@ def check(
         console.print(f"{escape(item['file'])}: {state} {escape(item['summary'])}".rstrip(), soft_wrap=True)
         if "sandbox" in item:
             console.print(f"  sandbox here: {escape(item['sandbox'])}", soft_wrap=True)
+        if "git" in item:
+            console.print(f"  git here: {escape(item['git'])}", soft_wrap=True)
         if item.get("missing_servers"):
             missing = ", ".join(item["missing_servers"])
             console.print(f"  MCP servers without a program here: {escape(missing)}", soft_wrap=True)
@@ -104,7 +106,7 @@ def check(
 
 def _checked(file: Path) -> dict[str, Any]:
     from ..client.agent_file import read_agent
-    from ..client.checking import sandbox_for, servers_missing
+    from ..client.checking import git_for, sandbox_for, servers_missing
 
     try:
         with _alone(file.resolve().parent):
@@ -116,7 +118,7 @@ def _checked(file: Path) -> dict[str, Any]:
     has += [(spec.handoffs, "handoff"), (spec.mcp_servers, "MCP server")]
     parts = ", ".join([spec.name, *(counted(len(found), noun) for found, noun in has if found)])
     # Other machines may have them: these are no problems of the file.
-    here = {"sandbox": sandbox_for(spec), "missing_servers": servers_missing(spec)}
+    here = {"sandbox": sandbox_for(spec), "git": git_for(spec), "missing_servers": servers_missing(spec)}
     found = {"file": str(file), "name": spec.name, "summary": parts, "problems": []}
     return {**found, **{name: value for name, value in here.items() if value}}
 

@@ -39,7 +39,7 @@ from understudy.telemetry import (
 from understudy.waiting import answered_within
 
 from ..client import background
-from ..client.checking import sandbox_here
+from ..client.checking import git_here, sandbox_here
 from ..ray.own_ray import connect_ray, running_address
 from ..ray.ray_edge import RAY_VERSION, settle
 from ..ray.services import supervisor_handle
@@ -85,6 +85,7 @@ def examine(store: str | None) -> list[Check]:
     checks.append(_guarded("store", lambda: _store(settings)))
     checks.append(_disk())
     checks.append(Check("sandbox", True, sandbox_here()))  # agents without `bash` need none
+    checks.append(Check("git", True, git_here()))  # agents without worktrees need none
     checks += _operator(os.environ.get(OPERATOR_TAGS, ""))
     try:
         address = running_address()

@@ -45,6 +45,7 @@ from understudy.events import (
     ToolFinished,
     ToolInDoubt,
     ToolProgress,
+    WorktreeEnded,
 )
 from understudy.json_text import to_json
 from understudy.messages import Message
@@ -360,6 +361,7 @@ PROGRESS: dict[type[Event], Callable[..., tuple[str, str] | None]] = {
     CustomEvent: _custom,
     ToolInDoubt: lambda event: (f"! {event.tool} was cut off, its outcome is unknown ({event.policy})", "magenta"),
     McpServerFailed: lambda event: (f"! {event.error_message}", "yellow"),
+    WorktreeEnded: lambda event: (f"worktree {event.branch}: {event.outcome} {', '.join(event.files)}".rstrip(), "dim"),
     SessionCrashed: _crashed,
     SessionActivated: _activated,
     SessionMoved: lambda _: ("! the session goes on at another node", "magenta"),

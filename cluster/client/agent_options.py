@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from understudy.access import Worktree
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, tool_names
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.skills import LOAD_SKILL
@@ -66,7 +67,8 @@ class AgentOptions:
         """The agent, and the input that its file has.
 
         Args:
-            directory: where its tools are imported from, and its workspace if its tools need one and it has none.
+            directory: where its tools are imported from; its workspace if its tools need one and it has none, and the
+                repository of its worktree where it does not say which.
 
         Raises:
             InvalidInput, InvalidSpec: see `read_agent`; every problem of the options is told at once.
@@ -80,6 +82,8 @@ class AgentOptions:
         workers = IN_WORKSPACE & {item for item in given.get("tools", ()) if isinstance(item, str)}
         if workers and given.get("workspace") is None:
             given["workspace"] = str(directory)
+        elif given.get("workspace") == Worktree():
+            given["workspace"] = Worktree(repository=str(directory))
         spec = AgentSpec(**given)
         problems = agent_problems(spec)
         if problems:

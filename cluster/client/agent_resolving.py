@@ -10,6 +10,7 @@ from typing import Any
 
 from understudy.errors import InvalidInput
 from understudy.manifest import AGENTS
+from understudy.worktrees import OWN_WORKTREE
 
 from .agent_text import SUFFIXES, AgentText, read_text
 from .extensions import extension, find_hook, find_provider, find_tool, imported
@@ -64,11 +65,15 @@ class Resolving:
     def _table(self, table: dict[str, Any], directory: Path, place: str) -> dict[str, Any]:
         found = dict(table)
         workspace = found.get("workspace")
-        if isinstance(workspace, str):
-            location = directory / Path(workspace).expanduser()
-            found["workspace"] = str(location)
-            if not location.is_dir():
-                self._problem(f"{place}workspace", f"{location} is not a directory")
+        if isinstance(workspace, str) and workspace != OWN_WORKTREE:
+            found["workspace"] = self._directory(workspace, directory, f"{place}workspace")
+        elif isinstance(workspace, dict):
+            found["workspace"] = dict(workspace)
+            if isinstance(workspace.get("repository"), str):
+                where = f"{place}workspace.repository"
+                found["workspace"]["repository"] = self._directory(workspace["repository"], directory, where)
+            if isinstance(workspace.get("directory"), str):
+                found["workspace"]["directory"] = str(directory / Path(workspace["directory"]).expanduser())
         for kind, find in (("tools", find_tool), ("hooks", find_hook)):
             if isinstance(table.get(kind), list):
                 found[kind] = self._looked_up(table[kind], f"{place}{kind}", find)
@@ -90,6 +95,13 @@ class Resolving:
                     for index, agent in enumerate(found[kind])
                 ]
         return found
+
+    def _directory(self, path: str, directory: Path, place: str) -> str:
+        """A path of a directory that must be there, from the file's."""
+        location = directory / Path(path).expanduser()
+        if not location.is_dir():
+            self._problem(place, f"{location} is not a directory")
+        return str(location)
 
     def _looked_up(self, items: list[Any], place: str, find: Callable[[str], Any]) -> list[Any]:
         """The entries, found where they are names; those that can't be found are left out."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 from typing import Any
 
+from understudy.access import Worktree
 from understudy.actors.hooks import describe_hook
 from understudy.actors.providers import describe_provider
 from understudy.actors.sandbox import sandbox_here as sandbox_here
@@ -19,6 +23,9 @@ from .extensions import had
 from .handoff_targets import handoff_targets
 from .output_schema import output_of
 from .skills import read_skills, tools_of
+
+GIT_NEEDED = (2, 38)
+"""`git merge-tree --write-tree` came with it."""
 
 
 def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False) -> list[dict[str, str]]:
@@ -61,9 +68,31 @@ def agent_problems(spec: AgentSpec, place: str = "", *, handed_to: bool = False)
 
 def sandbox_for(spec: AgentSpec) -> str | None:
     """Whether the sandbox that an agent needs, or one that it names, works on this machine; None if none needs one."""
-    needed = spec.sandbox.backend != "none" and any(map(_is_sandboxed, spec.tools))
+    uses = any(map(_is_sandboxed, spec.tools)) or isinstance(spec.workspace, Worktree)
+    needed = spec.sandbox.backend != "none" and uses
     others = (sandbox_for(other) for other in (*spec.agents, *spec.handoffs) if not isinstance(other, str))
     return sandbox_here() if needed else next((found for found in others if found), None)
+
+
+def git_here() -> str:
+    """For people: whether git on this machine can make and merge worktrees."""
+    program = shutil.which("git")
+    if program is None:
+        return "none: worktrees can't be used here (Debian, Ubuntu: apt-get install git)"
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"git does not work here: {error}"
+    found = re.search(r"(\d+)\.(\d+)", said)
+    if found is None or (int(found[1]), int(found[2])) < GIT_NEEDED:
+        return f"{said.strip() or 'git does not work'}: worktrees need {GIT_NEEDED[0]}.{GIT_NEEDED[1]} or newer"
+    return said.strip()
+
+
+def git_for(spec: AgentSpec) -> str | None:
+    """Whether git works here for an agent that has a worktree, or one that it names; None if none has one."""
+    others = (git_for(other) for other in (*spec.agents, *spec.handoffs) if not isinstance(other, str))
+    return git_here() if isinstance(spec.workspace, Worktree) else next((found for found in others if found), None)
 
 
 def servers_missing(spec: AgentSpec) -> list[str]:

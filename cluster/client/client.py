@@ -24,7 +24,7 @@ from understudy.spec import AgentSpec
 
 from . import background
 from .client_connection import ClientConnection
-from .compiling import Compiled, by_value, compile_spec, place
+from .compiling import Compiled, by_value, compile_spec, place, require_own_workspace
 from .extensions import offered_profiles
 from .handoff_targets import output_type_of
 from .method import client_method, constructor
@@ -124,6 +124,7 @@ class Cluster:
         """
         if not isinstance(spec, AgentSpec):
             raise InvalidInput(f"spawn takes an AgentSpec, not {type(spec).__name__}")
+        require_own_workspace(spec)
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
         compiled = compile_spec(spec, model=self._settings.model, profile=self._profile, pickle=self._pickle)
         return self._create(compiled, identifier, dict(spec.metadata), output_type_of(spec))()

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from understudy.access import Sandbox
+from understudy.access import Sandbox, Worktree
 from understudy.actors.approval import can_be_approved
 from understudy.actors.delegating import offered
 from understudy.actors.hooks import describe_hook
@@ -32,6 +32,7 @@ from understudy.skills import LOAD_SKILL
 from understudy.spec import AgentSpec, Budget, Delegation, each
 from understudy.strict import listed
 from understudy.windows import known_window
+from understudy.worktrees import of_repository
 
 from .extensions import had
 from .handoff_targets import handoff_targets, named, own_handoff_problems
@@ -103,7 +104,8 @@ def compile_spec(
     model, profile, table = spec.model or model, spec.profile or profile, {}
     for name, agent in others.items():
         with of_agent(f"handoffs.{name}"):
-            other = _compiled(within(spec, agent), [], model=model, profile=profile, pickle=pickle)
+            target = _in_its_workspace(spec, within(spec, agent))
+            other = _compiled(target, [], model=model, profile=profile, pickle=pickle)
         table[name] = other.spec
         found.blobs.update(other.blobs)
         found.uses_own_code = found.uses_own_code or other.uses_own_code
@@ -164,7 +166,7 @@ def _compiled(
         "profile": chosen,
         "tools": [offered(tool, delegation, agents) for tool in tools],
         "agents": agents,
-        "workspace": os.path.abspath(spec.workspace) if spec.workspace is not None else None,
+        "workspace": os.path.abspath(spec.workspace) if isinstance(spec.workspace, str) else None,
         "parameters": spec.parameters,
         "budget": _limits(spec.budgets),
         "restart": spec.restart.model_dump(),
@@ -179,6 +181,7 @@ def _compiled(
         **({"delegation": delegation} if delegation else {}),
         **({"sandbox": spec.sandbox.model_dump(exclude_defaults=True)} if spec.sandbox != Sandbox() else {}),
         **({"web": spec.web.model_dump()} if spec.web else {}),
+        **({"worktree": _worktree(spec.workspace)} if isinstance(spec.workspace, Worktree) else {}),
         **({"mcp_servers": list(map(partial(_server, spec), spec.mcp_servers))} if spec.mcp_servers else {}),
         **{name: getattr(spec, name) for name, default in (UNUSUAL | PLACING).items()
            if getattr(spec, name) != default},
@@ -190,6 +193,30 @@ def _compiled(
 def within(spec: AgentSpec, agent: AgentSpec) -> AgentSpec:
     """An agent that another one names, with what it has from that one."""
     return agent.model_copy(update={"priority": spec.priority}) if agent.priority is None else agent
+
+
+def _in_its_workspace(spec: AgentSpec, agent: AgentSpec) -> AgentSpec:
+    """An agent that another one may hand its session off to: what has a worktree is the session."""
+    own, given = agent.workspace, spec.workspace
+    if not isinstance(own, Worktree) or own.repository is not None or given is None:
+        return agent
+    found = own.model_copy(update={"repository": given}) if isinstance(given, str) else given
+    return agent.model_copy(update={"workspace": found})
+
+
+def _worktree(wanted: Worktree) -> dict[str, Any]:
+    """The compiled form of a worktree; without a repository it is completed where a sub-agent is created."""
+    directory = os.path.abspath(wanted.directory) if wanted.directory is not None else None
+    if wanted.repository is not None:
+        return of_repository(os.path.abspath(wanted.repository), wanted.base, wanted.on_end, directory)
+    return {"repository": None, "base": wanted.base, "on_end": wanted.on_end, "directory": directory}
+
+
+def require_own_workspace(spec: AgentSpec) -> None:
+    """Refuse an agent for a session that no other one starts whose worktree would be of a parent's workspace."""
+    if isinstance(spec.workspace, Worktree) and spec.workspace.repository is None:
+        problem = "a session without a parent needs Worktree(repository=…): the top of the git repository"
+        raise _refusal([{"field": "workspace", "problem": problem}])
 
 
 @contextmanager
@@ -291,6 +318,12 @@ def function_problems(
         problems.append(("tools", f"{FINAL_ANSWER!r} is taken, by the tool that gives an answer of the output type"))
     if spec.agents and not {"spawn_agent", "start_agent"} & set(names):
         problems.append(("agents", "they can only be used with the tool 'spawn_agent' or 'start_agent'"))
+    if spec.workspace is None:
+        problems += [
+            ("agents", f"{agent.name!r} needs a git worktree of this agent's workspace, and it has none")
+            for agent in spec.agents
+            if isinstance(agent.workspace, Worktree) and agent.workspace.repository is None
+        ]
     if spec.delegation is not None:
         unknown = [name for name in spec.delegation.tools if name not in names]
         known = ", ".join(names)

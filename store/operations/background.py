@@ -16,7 +16,7 @@ from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
 from .beginnings import TASK, TASK_AT_WORK, accept, told
-from .partial import tools_used
+from .partial import of_worktree, tools_used
 
 SELECT_SOURCE = select(RUN.c.source).where(
     RUN.c.namespace == bindparam("ns"), RUN.c.session_id == bindparam("session"), RUN.c.run_id == bindparam("run")
@@ -94,6 +94,7 @@ def _tell(
     payload = {
         "child_id": child.session_id, "status": status, "text": finish.text, "output": finish.output, "error": error,
         "tools": [] if status == "completed" else tools_used(tx, child, run_id, rounds),
+        **of_worktree(tx, child, status, finish),
     }  # fmt: skip
     content = storable(news_text(child.agent, payload))
     try:

@@ -19,7 +19,7 @@ from ..transaction import Transaction
 from . import background, commands, follow_ups, groups, steering, wakeups
 from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, timer, told
 from .charging import deadline, settle
-from .partial import last_text, settle_calls, tools_used
+from .partial import last_text, of_worktree, settle_calls, tools_used
 from .upgrades import migrate
 
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
@@ -196,6 +196,7 @@ def _deliver(
             "child_id": child.session_id, "status": status, "text": finish.text, "output": finish.output,
             "error": error, "usage": usage, "rounds": rounds,
             "tools": [] if status == "completed" else tools_used(tx, child, TASK, rounds),
+            **of_worktree(tx, child, status, finish),
         }  # fmt: skip
         tx.put_inbox(parent, "child_result", child.call_id, payload)
     goes_on = parent.kind == WORKFLOW and parent.held is None and parent.cancel_reason is None  # with each result

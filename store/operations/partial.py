@@ -10,7 +10,8 @@ from sqlalchemy import select
 from understudy import approvals, events
 from understudy.approvals import result_of
 from understudy.messages import GIVEN_UP, INTERRUPTED, Message, storable
-from understudy.records import child_text
+from understudy.records import Finish, child_text
+from understudy.worktrees import placed
 
 from ..db.prepared import Row
 from ..db.session_row import SessionRow
@@ -58,6 +59,17 @@ def tools_used(tx: Transaction, row: SessionRow, run_id: str, rounds: int) -> li
         calls = tx.calls(row.session_id, run_id, number)
         found.update(call["tool"] for call in calls if call["executions"] > 0 and call["state"] == "done")
     return [list(item) for item in sorted(found.items())]
+
+
+def of_worktree(tx: Transaction, row: SessionRow, status: str, finish: Finish) -> dict[str, Any]:
+    """What a parent is told of its sub-agent's worktree, as a part of the payload: nothing where that has none. One
+    whose run ended without its agent is as it was left."""
+    found = finish.worktree
+    if found is None and status != "completed" and row.epoch > 0:
+        spec = placed(tx.specification(row.session_id), row.session_id)
+        if "worktree" in spec:
+            found = {"outcome": "kept", "branch": spec["worktree"]["branch"], "path": spec["workspace"]}
+    return {} if found is None else {"worktree": found}
 
 
 def settle_calls(tx: Transaction, row: SessionRow) -> None:

@@ -144,6 +144,13 @@ def test_runs_work_in_copies(tmp_path: Path) -> None:
     assert (desk / "drawer" / "pen").read_text() == "blue\n"
 
 
+def test_worktrees_are_refused(tmp_path: Path) -> None:
+    """An agent below that works in a git worktree can't have a copy of it for each run."""
+    below = {"workspace": None, "agents": {}, "worktree": {"repository": None}}
+    with pytest.raises(InvalidInput, match="git worktrees"):
+        Workspaces({"workspace": str(tmp_path), "agents": {"b": below}}, tmp_path.parent / "scratch")
+
+
 def test_scratch_inside_a_workspace_is_refused(tmp_path: Path) -> None:
     """A workspace is not copied into itself."""
     with pytest.raises(InvalidInput, match="inside a workspace"):

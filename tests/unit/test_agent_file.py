@@ -511,6 +511,10 @@ def test_checking_several_files(tmp_path: Path, module: str, monkeypatch: pytest
     for needs in ("bash", "start_command", "core"):
         second = write(other, {"name": "b", "tools": [needs]})
         assert "sandbox here: " in CliRunner().invoke(app, ["agents", "check", str(second)]).stdout, needs
+    second = write(other, {"name": "b", "workspace": "worktree"})
+    said = CliRunner().invoke(app, ["agents", "check", str(second)]).stdout
+    assert "sandbox here: " in said
+    assert "git here: " in said
     write(other, {"name": "b", "tools": ["bash"], "sandbox": "none"})
     assert "sandbox" not in check(str(second))[1]["files"][0]
     servers = [{"name": "sh", "command": ["/bin/sh"]}, {"name": "no", "command": ["none-such"]}]

@@ -350,6 +350,7 @@ def test_every_event_is_measured_or_said_to_be_left_out() -> None:
     left_out |= {"timer_cancelled", "todo_updated", "memory_recalled"}  # for whoever follows the session
     left_out |= {"command_started", "command_ended"}  # as well
     left_out |= {"mcp_server_listed", "mcp_server_failed"}  # the same
+    left_out |= {"worktree_ended"}  # a part of how a run ends
     left_out |= {"agent_handed_off"}  # a call of its tool, which is counted
     assert measured | left_out == set(EVENT_TYPES)
     assert not measured & left_out

@@ -66,7 +66,7 @@ class Doing:
             self.asked += [(wanted.tool, from_json(wanted.arguments)) for _, wanted in new]
             self.most = max(self.most, len(execution.waiting))
             if replays:
-                record = execution._record
+                record = execution.record
                 execution = self.begun(Record(dict(record.asked), list(record.results), dict(record.taken)))
                 assert not execution.new()
             path = pick(sorted(execution.waiting))

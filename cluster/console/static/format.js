@@ -91,6 +91,7 @@ export function told(event) {
     tool_in_doubt: () => `${data.tool}: ${data.policy}`,
     mcp_server_listed: () => `${data.server}: ${counted((data.tools || []).length, "tool")}`,
     mcp_server_failed: () => `${data.server}: ${data.error_message}`,
+    worktree_ended: () => `${data.branch} ${data.outcome}${(data.files || []).length ? `: ${data.files.join(", ")}` : ""}`,
     input_requested: () => data.prompt,
     agent_handed_off: () => `${data.from_agent} → ${data.to_agent}${data.reason ? `: ${data.reason}` : ""}`,
     command_started: () => `${data.job}${data.name ? ` ${data.name}` : ""}`,
