@@ -21,6 +21,7 @@ from understudy.logs import about
 from understudy.messages import AGENT_PROCESS, GIVEN_UP, interrupted
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
 from understudy.tool_hosting import Elicitation
+from understudy.workflows import WORKFLOW
 
 from .answers import outcome_of, without_result
 from .approval import Permitted, as_edited, by_rules, permit, with_edit, with_time_out
@@ -406,7 +407,7 @@ class CallOutcomes:
         """Give a call its one result, as the hooks leave it. One commit has it and the inbox row that brought it."""
         self.ended[call.call_id] = outcome, executions, item
         call = as_edited(call)
-        if call.edited is not None:
+        if call.edited is not None and self._window.spec.get("kind") != WORKFLOW:  # whose code wants the value alone
             outcome = dataclasses.replace(outcome, content=presentable(with_edit(call.edited, outcome.content)))
         outcome = await self._hooks.after_tool(call, outcome)
         self.results[call.call_id] = outcome

@@ -16,6 +16,7 @@ from understudy.records import CallState, InboxItem
 from understudy.waiting import retrieve_error
 from understudy.workflows import step_path
 
+from .approval import as_edited
 from .call_outcomes import CallOutcomes
 from .commanding import NodeCommands
 from .commits import Commits, Patience
@@ -129,7 +130,7 @@ class StepWork:
                 await self._commits.flush()
                 if self._window.stops:
                     return Outcome("cancelled", "cancelled")
-            outcome = await self._outcomes.run(call, spec, self._limit)
+            outcome = await self._outcomes.run(as_edited(call), spec, self._limit)
         if outcome is None:  # a person is asked
             self.calls[path] = replace(call, state="asked")
         elif outcome.outcome == "ok" and (by_person or self._steps.is_rendered_elsewhere(step.tool)):
@@ -172,10 +173,10 @@ class StepWork:
         if self._watch is not None and self._watch in done:
             self._window.cancel = await self._watch
         elif reported is not None and reported in done:
-            draft.entries += self._outcomes.reports.take()
-        elif not done and (draft or with_others):
+            self._commits.draft.entries += self._outcomes.reports.take()  # a call's start may have been committed since
+        elif not done and (self._commits.draft or with_others):
             await self._commits.flush(anew=True)
-        elif not done:
+        elif not done and self._watch is None:
             watched = self._window.activation, self._window.run_id or "", self._window.round
             self._watch = asyncio.create_task(self._node.interrupted(self._frame_id, *watched))
             self._watch.add_done_callback(retrieve_error)  # a commit may fail at the same time

@@ -58,9 +58,9 @@ class Recorded:
             return None
         record.kept = len(record.results)
         results = [[path, found.outcome, found.text, found.status] for path, found in record.results]
-        value = {
-            "given": self.given, "times": self.times, "asked": record.asked, "results": results, "taken": record.taken,
-        }  # fmt: skip
+        # As the log has it, and of its own: the record grows before the message is sent.
+        asked, taken = ({key: list(said) for key, said in known.items()} for known in (record.asked, record.taken))
+        value = {"given": self.given, "times": self.times, "asked": asked, "results": results, "taken": taken}
         return taking(SNAPSHOT, SNAPSHOT, value) if len(to_json(value)) <= LARGEST_SNAPSHOT else None
 
 

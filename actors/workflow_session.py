@@ -113,8 +113,9 @@ class WorkflowActivation:
         """
         window = self.window
         live, window.workflow = window.workflow, None
-        if window.run_id is None and not self._start_run():
-            return await self._step(wait="idle")
+        if window.run_id is None:
+            # The start alone: an input that is cancelled meanwhile makes it void, and nothing may have been done then.
+            return await self._step(wait=None if self._start_run() else "idle")
         if window.cancel is not None:
             return await self._finish(Finish("cancelled"))
         try:

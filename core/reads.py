@@ -94,6 +94,17 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class PublishedValue:
+    """What a workflow has published last under a name.
+
+    Attributes:
+        text: JSON; None if it has published nothing.
+    """
+
+    text: str | None = None
+
+
+@dataclass(frozen=True)
 class WorkflowStatus:
     """What a workflow is at, of its current run or else of its last one.
 

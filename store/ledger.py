@@ -12,6 +12,7 @@ from sqlalchemy import Connection, bindparam, func, select
 
 from understudy.identifiers import COPIED
 from understudy.messages import Usage
+from understudy.workflows import WORKFLOW
 
 from .budgets import Grant, owners
 from .db.prepared import Row, read
@@ -22,7 +23,7 @@ AT_ONCE = 500
 
 
 MEMBER = (
-    "session_id", "parent_id", "parent_run_id", "accounts", "tokens_used", "cost_used", "run_id", "run_usage",
+    "session_id", "kind", "parent_id", "parent_run_id", "accounts", "tokens_used", "cost_used", "run_id", "run_usage",
 )  # fmt: skip
 SELECT_MEMBERS = select(*(SESSION.c[name] for name in MEMBER)).where(
     SESSION.c.namespace == NAMESPACE, SESSION.c.root_id == bindparam("root")
@@ -137,9 +138,10 @@ def _run(connection: Connection, namespace: str, row: Row, since: int) -> tuple[
 
 
 def _rounds(connection: Connection, namespace: str, members: dict[str, Row]) -> Counter[tuple[str, str | None]]:
-    """Answers by session and run; by session alone under None."""
+    """Answers by session and run; by session alone under None. Workflows have none: what asks for their steps is no
+    answer of a model's."""
     found: Counter[tuple[str, str | None]] = Counter()
-    for ids in _some(members):
+    for ids in _some({session_id: row for session_id, row in members.items() if row["kind"] != WORKFLOW}):
         for row in read(connection, SELECT_ROUNDS, ns=namespace, ids=ids):
             session_id, count = row["session_id"], row["rounds"]
             found.update({(session_id, None): count, (session_id, row["run_id"]): count})

@@ -30,7 +30,16 @@ from understudy.protocol import (
     Steered,
     content_problem,
 )
-from understudy.reads import BudgetUse, Note, PendingInput, RunRecord, SessionRecord, Wakeup, WorkflowStatus
+from understudy.reads import (
+    BudgetUse,
+    Note,
+    PendingInput,
+    PublishedValue,
+    RunRecord,
+    SessionRecord,
+    Wakeup,
+    WorkflowStatus,
+)
 from understudy.records import PAGE
 from understudy.wakeups import name_problem, wakeup_problem
 
@@ -145,8 +154,8 @@ class Session:
     @client_method
     async def query(self, name: str) -> Any:
         """The value that a workflow has published last under a name (`WorkflowContext.publish`); None without any."""
-        found = await self._connection.read(dict[str, Any], "published", self.id, name)
-        return found.get("value")
+        found = await self._connection.read(PublishedValue, "published", self.id, name)
+        return from_json(found.text) if found.text is not None else None
 
     @client_method
     async def workflow_status(self) -> WorkflowStatus:

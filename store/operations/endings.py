@@ -387,6 +387,8 @@ def _end_queued_run(
             parent_span_id=item.payload["parent_span_id"],
         ),
     )  # fmt: skip
+    if row.run_id is None and all(other.kind != "input" for other in tx.inbox(row)):
+        _drop_news(tx, row)  # signals to a workflow whose run was to begin
     # One that is in a frame has begun with what is cancelled here, and rests when it finds that out (`commit`).
     at_rest = row.frame_id is None and row.status in ("running", "waiting_for_timer")
     if row.run_id is None and row.inbox_count == 0 and at_rest:

@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select
 
 from understudy.errors import InvalidInput
+from understudy.json_text import to_json
 from understudy.messages import Message
-from understudy.reads import OpenStep, StepDone, WorkflowStatus
+from understudy.reads import OpenStep, PublishedValue, StepDone, WorkflowStatus
 from understudy.workflows import ORIGIN, PUBLISHED, WORKFLOW, step_path
 
 from ..db.prepared import read
@@ -38,13 +39,13 @@ SHOWN = 500
 """Characters of arguments and results that a status has."""
 
 
-def published(connection: Connection, namespace: str, session_id: str, name: str) -> dict[str, Any]:
-    """`{"value": …}` that a workflow has published last under a name; empty if it has not. Raises `UnknownSession`."""
+def published(connection: Connection, namespace: str, session_id: str, name: str) -> PublishedValue:
+    """The value that a workflow has published last under a name. Raises `UnknownSession`."""
     before = session_info(connection, namespace, session_id).seq + 1
     for extra in _records(connection, namespace, session_id, before):
         if extra.get("name") == PUBLISHED + name:
-            return {"value": extra.get("value")}
-    return {}
+            return PublishedValue(to_json(extra.get("value")))
+    return PublishedValue()
 
 
 def status(connection: Connection, namespace: str, session_id: str) -> WorkflowStatus:

@@ -15,6 +15,7 @@ from understudy.actors.replay import Execution, Record, Result
 from understudy.actors.tools import tool
 from understudy.actors.workflow import workflow
 from understudy.actors.workflow_context import Retry, WorkflowContext
+from understudy.actors.workflow_record import SNAPSHOT_STEPS, Recorded
 from understudy.errors import InvalidInput, StepFailed, StepTimeout, WorkflowDiverged, WorkflowError
 from understudy.json_text import from_json, to_json
 
@@ -332,3 +333,15 @@ def test_nothing_is_left_behind() -> None:
     execution.close()
     execution.close()
     assert left == ["a"]
+
+
+def test_a_snapshot_is_what_the_log_has_and_does_not_grow() -> None:
+    """A snapshot says what it said when it was made, whatever the code does before it is sent, and what is read of the
+    log is equal to it: a process that made it goes on with the code that it has."""
+    known = Record({"0": ("act", "{}")}, [("0", Result("ok", "1"))] * SNAPSHOT_STEPS, {"1": ("now", 1.5)})
+    made = Recorded(known, {"x": 1}, 0).snapshot()
+    assert made is not None
+    before = from_json(to_json(made.extra))
+    known.asked["2"] = known.asked["0"]
+    known.taken["3"] = ("now", 2.5)
+    assert made.extra == before

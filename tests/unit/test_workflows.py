@@ -385,7 +385,8 @@ def test_changed_code_asks_what_to_do(cluster: LocalCluster) -> None:
     assert '{"name": "first"}' in asked.pending[0].prompt
     assert '{"name": "other"}' in asked.pending[0].prompt
     cluster.session("w").answer(asked.pending[0], "retry")
-    again = run.result(PATIENCE)
+    while (again := run.result(PATIENCE)).pending == asked.pending:  # the answer may not have had its effect yet
+        assert again.status == "waiting_for_input"
     assert again.status == "waiting_for_input"
     code["version"] = 1
     cluster.session("w").answer(again.pending[0], "retry")

@@ -1,0 +1,160 @@
+"""What becomes of single steps of workflows: recorded before they are begun, in doubt, edited, reporting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy import Budget, ToolContext, WorkflowContext, tool, workflow
+from understudy.store.check.check import check
+from understudy.store.db.engine import Database
+from understudy.testing import LocalCluster
+
+PATIENCE = 30.0
+
+begun, released = threading.Event(), threading.Event()
+clusters: list[LocalCluster] = []
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """A cluster whose store is checked when the test is over."""
+    store = f"sqlite:///{tmp_path}/store.db"
+    begun.clear()
+    released.clear()
+    with LocalCluster(store) as found:
+        clusters.append(found)
+        yield found
+        released.set()
+    clusters.clear()
+    database = Database(store)
+    try:
+        with database.snapshot() as connection:
+            assert "\n".join(map(str, check(connection, "local"))) == ""
+    finally:
+        database.close()
+
+
+@tool(approve=True)
+def pay(amount: int) -> dict[str, int]:
+    """Needs an approval."""
+    return {"paid": amount}
+
+
+@workflow
+async def buys(ctx: WorkflowContext, amount: int) -> Any:
+    """Needs an approval."""
+    return await ctx.tool(pay, amount)
+
+
+def test_a_call_that_a_person_has_edited_has_its_value(cluster: LocalCluster) -> None:
+    """Where a person approves a step with other arguments, the code gets what the tool returns for these, and nothing
+    beside it."""
+    run = cluster.workflow(buys, 5, session_id="w")
+    assert run.result(PATIENCE).status == "waiting_for_input"
+    cluster.session("w").approve(arguments={"amount": 7})
+    assert run.result(PATIENCE, check=True).output == {"paid": 7}
+
+
+def _held() -> str:
+    begun.set()
+    released.wait(PATIENCE)
+    return "held"
+
+
+@tool(on_crash="ask")
+def dangerous() -> str:
+    """A person says what became of it."""
+    return _held()
+
+
+@tool(on_crash=lambda _context: "found out")
+def traceable() -> str:
+    """It can be found out."""
+    return _held()
+
+
+async def _look(_context: ToolContext) -> dict[str, str]:
+    return {"found": "out"}
+
+
+@tool(on_crash=_look)
+def visible() -> dict[str, str]:
+    """The same with a value, and async."""
+    return {"said": _held()}
+
+
+@workflow(tools=[dangerous, traceable, visible])
+async def doubts(ctx: WorkflowContext, name: str) -> Any:
+    """A step of one of the tools."""
+    return await ctx.tool(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("dangerous", "a person says it"), ("traceable", "found out"), ("visible", {"found": "out"})],
+)
+def test_a_step_in_doubt_has_a_value(cluster: LocalCluster, name: str, expected: Any) -> None:
+    """What a person says of a call whose process died, or what its tool finds out, is the step's value, also where that
+    is a text."""
+    run = cluster.workflow(doubts, name, session_id="w")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("w")
+    released.set()
+    result = run.result(PATIENCE)
+    if result.pending:
+        cluster.session("w").answer(result.pending[0], "a person says it")
+        result = run.result(PATIENCE)
+    assert (result.status, result.output) == ("completed", expected)
+
+
+@tool(approve=True)
+def reports(context: ToolContext) -> str:
+    """Reports what it does, and goes on for a while."""
+    context.emit("begun", {})
+    begun.set()
+    released.wait(PATIENCE)
+    return "reported"
+
+
+@workflow
+async def listens(ctx: WorkflowContext) -> str:
+    """A step that reports."""
+    return str(await ctx.tool(reports))
+
+
+def test_what_a_step_reports_is_in_the_log(cluster: LocalCluster) -> None:
+    """An event that a tool emits as soon as it has begun, while its start is being committed, is not lost."""
+    run = cluster.workflow(listens, session_id="w")
+    assert run.result(PATIENCE).status == "waiting_for_input"
+    cluster.session("w").approve()
+    assert begun.wait(PATIENCE)
+    found = next(event for event in run if event.type in ("custom", "tool_finished"))
+    released.set()
+    assert found.type == "custom"
+    assert run.result(PATIENCE, check=True).output == "reported"
+
+
+@tool(on_crash="rerun")
+def looks_at_its_log() -> list[str]:
+    """The steps that are recorded while it runs."""
+    messages = clusters[0].session("w").messages()
+    return [call.call_id for message in messages for call in message.tool_calls]
+
+
+@workflow(budget=Budget(scope="session", rounds=3))
+async def looks(ctx: WorkflowContext) -> list[Any]:
+    """Steps that may be repeated."""
+    first = await ctx.tool(looks_at_its_log)
+    return [first, await ctx.tool(looks_at_its_log)]
+
+
+def test_a_step_is_recorded_before_it_is_begun(cluster: LocalCluster) -> None:
+    """Also one of a tool that may run again: it never acts on what nobody would know of after a crash. A workflow's
+    steps are no rounds of its budget."""
+    run = cluster.workflow(looks, session_id="w", run_id="r")
+    assert run.result(PATIENCE, check=True).output == [["r/0"], ["r/0", "r/1"]]
