@@ -254,17 +254,17 @@ class Reference:
                 begins = heapq.heappop(ends)
             if begins == math.inf or any(error.at <= begins for error in errors):
                 break
-            inner = Branch(f"{path}.{number}.", int(begins))
+            inner, end = Branch(f"{path}.{number}.", int(begins)), math.inf
             try:
                 values.append(self._value(part, given, inner))
             except Failed as failed:
-                failed.at = inner.at
+                failed.at = end = inner.at
                 values.append({"raised": failed.text})
                 errors += [] if node["keeps"] else [failed]
             except Open:
                 is_open = True
-                inner.at = -1
-            end = math.inf if inner.at < begins else inner.at
+            else:
+                end = inner.at
             last = max(last, end)
             heapq.heappush(ends, end)
         if is_open:
