@@ -144,6 +144,7 @@ class Client:
         self.asked_to_end: list[tuple[str, int]] = []
         self.closed = False
         self._random = random.Random(f"{world.plan.seed}/client/{work.session_id}")
+        self._signaller = random.Random(f"{world.plan.seed}/signaller/{work.session_id}")
         self._approver = random.Random(f"{world.plan.seed}/approver/{work.session_id}")
         self.process = world.scheduler.process(f"client.{work.session_id}")
 
@@ -273,6 +274,21 @@ class Client:
             Steering(request_id, done["run_id"], what["content"], what["interrupt"], since, until, done["after"])
         )
         self.world.counts["interrupted" if what["interrupt"] else "steered"] += 1
+
+    async def _signal(self, action: Action) -> None:
+        await self._signal_to(self.session_id, action.what["name"])
+
+    async def _signal_to(self, session_id: str, name: str) -> None:
+        steps, since = self.world.invariants.stepped, self.world.scheduler.time()
+        number = steps.numbered()
+        wanted = {"name": name, "payload": number}
+        try:
+            waited = await self.request("signal", session_id, wanted, new_identifier(), session_id=session_id)
+        except (NotRunning, UnknownSession) as error:
+            self.world.note(f"not signalled: {error.code}")
+            return
+        steps.signalled(session_id, name, number, since)
+        self.world.counts["signalled while a step waits" if waited else "signalled before"] += 1
 
     async def _fork(self, action: Action) -> None:
         """Fork the session at one of its messages, or at the nearest place, and send the fork an input."""
@@ -419,6 +435,8 @@ class Client:
         """Answer what sessions of the tree, and of forks, ask."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            for session_id, name in self.world.invariants.stepped.awaited(self.session_id, self._signaller):
+                await self._signal_to(session_id, name)
             if not self.world.committed("SELECT 1 FROM question WHERE answered_at = 0"):
                 continue  # a person would be told; asking all the time takes the simulation's time
             for root_id in (self.session_id, *self._forks):
@@ -447,6 +465,8 @@ class Client:
     async def _answer(self, session_id: str, question: dict[str, Any]) -> None:
         kind, text = question["kind"], "said so"
         decision = self._random.choice(("ok", "rerun")) if kind == "in_doubt" else "ok"
+        if question["prompt"].startswith("workflow_diverged"):  # which is wrong: nobody changes their code
+            text = "fail"
         if question.get("form"):  # a server's
             decision = self._random.choice(("ok", "ok", "error"))
             text = json.dumps({"word": f"word {question['asked']}"}) if decision == "ok" else "no"

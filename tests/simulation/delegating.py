@@ -17,6 +17,7 @@ from understudy.events import ChildSpawned, Event
 from understudy.handoffs import present
 from understudy.identifiers import COPIED
 from understudy.store.db.statements import ACCOUNT, EVENT, SESSION, TOOL_CALL
+from understudy.workflows import WORKFLOW
 
 from .background import SPAWN
 from .tasks import INPUTS, retold
@@ -137,7 +138,8 @@ def spawned(world: World, event: Event) -> Iterator[str]:
         arguments = connection.execute(select(TOOL_CALL.c.arguments).where(*where)).scalar()
     if arguments is None or len(specs) < 2:
         return  # removed since
-    due, found = due_of(specs[event.session_id], arguments), specs[event.child_id]
+    above, found = specs[event.session_id], specs[event.child_id]
+    due = of_step(above, arguments) if above.get("kind") == WORKFLOW else due_of(above, arguments)
     if due is None:
         yield f"{event.child_id} was started by {arguments[:200]}, which is beyond what is allowed"
         return
@@ -147,6 +149,19 @@ def spawned(world: World, event: Event) -> Iterator[str]:
     for name in sorted(due.keys() | found.keys()):
         if name not in skipped and due.get(name) != found.get(name):
             yield f"{event.child_id} has the {name} {found.get(name)}, and its call says {due.get(name)}"
+
+
+def of_step(spec: dict[str, Any], arguments: str) -> dict[str, Any] | None:
+    """What the session is that a workflow's step creates; None if it may create none.
+
+    Args:
+        spec: of the workflow.
+    """
+    name = json.loads(arguments)["agent"]
+    found = spec if name == spec["name"] else spec["agents"].get(name)
+    if found is None or spec["max_depth"] < 1:
+        return None
+    return {**found, "max_depth": min(found["max_depth"], spec["max_depth"] - 1)}
 
 
 def due_of(spec: dict[str, Any], arguments: str) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from understudy.placement import is_isolated
 from understudy.store.db import statements
 from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, TIMER, TOOL_CALL
 from understudy.store.entries import event_from_row
+from understudy.workflows import AGENT
 
 from . import approvals, background, delegating, handoffs, jobs, kept, schedules, typed
 from .guards import STOPPED
@@ -95,6 +96,7 @@ class Ending:
                 self._seen.recalled.violations,
                 jobs.violations,
                 self._world.commands.violations,
+                self._seen.stepped.violations,
             )
             for judged in violations:
                 for text in judged(connection, self._world.counts):
@@ -307,7 +309,8 @@ class Ending:
             said.setdefault((row.session_id, row.run_id), []).append(row)
         columns = (RUN.c.session_id, RUN.c.run_id, RUN.c.rounds, RUN.c.text, RUN.c.output, SESSION.c.spec)
         ended = select(*columns).join(SESSION, SESSION.c.session_id == RUN.c.session_id)
-        for run in connection.execute(ended.where(RUN.c.status == "completed", RUN.c.merged_into == "")):
+        by_models = (RUN.c.status == "completed", RUN.c.merged_into == "", SESSION.c.kind == AGENT)
+        for run in connection.execute(ended.where(*by_models)):
             key, messages = f"{run.session_id}/{run.run_id}", said[run.session_id, run.run_id]
             inputs = [message.body for message in messages if message.role == "user" and not message.body.get("origin")]
             if not inputs or not inputs[-1]["content"].startswith("{"):  # a sub-agent's end, or what its parent sends

@@ -47,6 +47,7 @@ from .recalling import Recalled
 from .responses import Counted
 from .sent import Sent
 from .servers import Served
+from .stepped import Stepped
 from .streams import Reported
 from .tools import POLICY_OF
 
@@ -85,6 +86,7 @@ class Invariants:
         served: which calls of MCP servers were made.
         executed: which calls are executed in processes of their own.
         files: where sessions have left files.
+        stepped: which signals workflows were sent, and what became of their steps.
     """
 
     def __init__(self, world: World) -> None:
@@ -128,6 +130,7 @@ class Invariants:
         self.served = Served(world)
         self.executed = Executed(world)
         self.files = Files(world)
+        self.stepped = Stepped(world)
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -142,7 +145,8 @@ class Invariants:
     def forget(self, session_ids: list[str]) -> None:
         """Sessions were removed: others may have their ids."""
         gone = set(session_ids)
-        for one in (self.reported, self.sent, self.recalled, self.guarded, self.served, self.executed, self.files):
+        judges = (self.reported, self.sent, self.recalled, self.guarded, self.served, self.executed, self.files)
+        for one in (*judges, self.stepped):
             one.forget(gone)
         self._for_folds = {key for key in self._for_folds if key.partition("/")[0] not in gone}
         for session_id in gone:
@@ -182,8 +186,8 @@ class Invariants:
                 self.violated(text)
         for _, row in committed.written.values():
             self._held(row)
-            if row.cancel_reason is not None and row.wait == "input":
-                self.violated(f"run {row.run_id} of {row.session_id} was cancelled, and waits for a person")
+            for text in self.stepped.written(row):
+                self.violated(text)
         for event in committed.events:
             if isinstance(event, SessionActivated) and generation < self._generation and began > self._generation_since:
                 self.violated(f"{process} activated {event.session_id} for generation {generation}, which is over")

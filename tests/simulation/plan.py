@@ -31,6 +31,7 @@ from .servers import have_servers, some_with_servers
 from .tasks import retold
 from .tools import BY_POLICY, TOOLS
 from .typed import output
+from .workflows import SIGNALS, WORKFLOW, some_workflows
 
 STEER = "steer"
 """How messages begin that steer a run: the model does what it would have done without them."""
@@ -199,6 +200,7 @@ class Plan:
             found |= {"executed"} if any(tool["name"] in EXECUTED for tool in work.spec["tools"]) else set()
             found |= {"files"} if leaves_files(work.spec) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
+            found |= {"workflows"} if work.spec.get("kind") == WORKFLOW else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
             found |= {f"output {spec['output']['mode']}" for spec in (work.spec, *helpers) if "output" in spec}
@@ -378,6 +380,20 @@ def forking(chosen: random.Random, work: Work) -> Work:
         what = {"session_id": f"{work.session_id}.f{number}", "pick": round(chosen.random(), 3), "content": content}
         moment = Trigger(chosen.choice(MOMENTS), chosen.choice((2, 5, 8, 13)))
         actions.append(Action(soon(chosen), "fork", what, moment))
+    return replace(work, actions=tuple(sorted(actions, key=_order)))
+
+
+def signalled(chosen: random.Random, work: Work, window: float) -> Work:
+    """The same work; where it is a workflow's, its client signals it, mostly soon after something of it was begun."""
+    if work.spec.get("kind") != WORKFLOW:
+        return work
+    actions = list(work.actions)
+    for _ in range(chosen.choice((0, 2, 4, 8))):
+        at, moment = round(chosen.random() * window / 2, 3), None
+        if chosen.random() < 0.8:
+            event = chosen.choice(("run_started", "tool_started", "tool_finished", "timer_set", "timer_fired"))
+            at, moment = soon(chosen), Trigger(event, chosen.choice((1, 2, 3, 5, 8)))
+        actions.append(Action(at, "signal", {"name": chosen.choice(SIGNALS)}, moment))
     return replace(work, actions=tuple(sorted(actions, key=_order)))
 
 
@@ -912,4 +928,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         scales=scaled.choice((3.0, 8.0, 20.0)) if backend == "postgresql" and scaled.random() < 0.2 else 0.0,
         asks=0.4 if have_servers(work) and random.Random(f"{seed}/asks").random() < 0.5 else 0.0,
     )  # fmt: skip
-    return some_with_files(random.Random(f"{seed}/files"), plan) if plan.scales else plan
+    plan = some_with_files(random.Random(f"{seed}/files"), plan) if plan.scales else plan
+    programs = random.Random(f"{seed}/workflows")
+    work = some_workflows(programs, plan.work)
+    return replace(plan, work=tuple(signalled(programs, item, window) for item in work))

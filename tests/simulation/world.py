@@ -320,6 +320,7 @@ class World:
             patch.object(requests, "once", self.requested.watched(requests.once)),
             # Histories are short here: all are worth keeping, and some clusters' gateways forget most of them.
             patch("understudy.actors.conversation.WORTH_KEEPING", 0),
+            patch("understudy.actors.workflow_record.SNAPSHOT_STEPS", (2, 4, 500)[self.plan.seed % 3]),
             patch("understudy.gateway.histories.KEPT_BYTES", (1_000, 4_000, 1 << 20)[self.plan.seed % 3]),
             patch("openai.DefaultAioHttpClient", client_of(self.endpoint)),
             patch("understudy.actors.frame._unpickle", tools.unpickle),
