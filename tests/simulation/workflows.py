@@ -282,7 +282,7 @@ def as_workflow(chosen: random.Random, work: Work) -> Work:
 
     def told_anew(action: Action) -> Action:
         name = next((name for name in ("content", "prompt") if action.what.get(name, "").startswith("{")), "")
-        if not name:
+        if not name or action.what.get("own"):  # what a schedule sends to sessions of its own
             return action
         begins = f"{work.session_id}.{json.loads(action.what[name])['name']}"
         drawn = Drawn(chosen, begins, policies, agents="helper" in spec["agents"], elsewhere=bool(names & {*EXECUTED}))
