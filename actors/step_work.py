@@ -221,14 +221,6 @@ class StepWork:
         """The path of an open call of this tool."""
         return next((path for path, call in self.calls.items() if call.tool == tool), None)
 
-    def keep_results(self) -> None:
-        """Take what others have brought out of the inbox, while the code can't be given it: a session that has results
-        would not wait."""
-        for item in self._answers():
-            path = step_path(self._window.run_id or "", item.key)
-            if self.calls[path].state in ("started", "waiting"):
-                self.conclude(path, result_of(self.calls[path], item), item)
-
     async def given_up(self, path: str) -> Outcome:
         """The outcome of a call whose run ends first."""
         call = self.calls[path]

@@ -11,7 +11,7 @@ from typing import Any
 from understudy.errors import InvalidInput, WorkflowError
 from understudy.json_text import from_json, to_json
 from understudy.messages import NEVER, Message
-from understudy.workflows import CONTINUED, ORIGIN, SNAPSHOT, step_path
+from understudy.workflows import CONTINUED, DIVERGED, ORIGIN, SNAPSHOT, step_path
 
 from .replay import Record, Result
 from .step_values import typed
@@ -22,9 +22,6 @@ SNAPSHOT_STEPS = 500
 
 LARGEST_SNAPSHOT = 8_000_000
 """Characters: of a record that is larger no snapshot is made."""
-
-DIVERGED = "diverged"
-"""The tool of the question about code that asks for other steps than the log has."""
 
 
 def taking(key: str, name: str, value: Any) -> Message:

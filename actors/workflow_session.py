@@ -22,7 +22,7 @@ from understudy.messages import Message, storable
 from understudy.ports import Node
 from understudy.protocol import FrameIdentity
 from understudy.records import Ask, CallState, Finish
-from understudy.workflows import CONTINUED, step_identifier, step_path
+from understudy.workflows import CONTINUED, DIVERGED, step_identifier, step_path
 
 from .commits import Commits, Patience
 from .execution import MAX_RESULT_CHARACTERS, Outcome, presentable
@@ -38,7 +38,7 @@ from .tools import LoadedTool
 from .window import Window
 from .workflow import LoadedWorkflow
 from .workflow_context import WorkflowContext
-from .workflow_record import DIVERGED, Recorded, read_input, recorded, taking
+from .workflow_record import Recorded, read_input, recorded, taking
 from .worktrees import WorkingTree
 
 logger = logging.getLogger(__name__)
@@ -281,17 +281,13 @@ class WorkflowActivation:
         self._ask_for([call])
         prompt = f"workflow_diverged: {diverged.message}. {diverged.hint} {FAIL!r} ends the run."
         self._commits.draft.asks.append(Ask(call.call_id, QUESTION, presentable(prompt), (RETRY, FAIL)))
-        return await self._wait_for_person()
-
-    async def _wait_for_person(self) -> Step:
-        self._work.keep_results()
         return await self._step(wait="input")
 
     async def _answered(self, path: str) -> Step | None:
         """What follows from the answer to the question about diverged code; None: the code is run again."""
         item = self._work.answer(path)
         if item is None:
-            return await self._wait_for_person()
+            return await self._step(wait="input")
         outcome = result_of(self._work.calls[path], item)
         self._work.conclude(path, outcome, item)
         self._settle(path, outcome.outcome, outcome.content)

@@ -16,6 +16,10 @@ AGENT_STEP, MODEL_STEP, WORKFLOW_STEP = "agent", "model", "workflow"
 SLEEP_STEP, ASK_STEP, EVENT_STEP = "sleep", "ask", "event"
 """The tools of the calls that steps are; those of others are tools by their names."""
 
+DIVERGED = "diverged"
+"""The tool of the question about code that asks for other steps than the log has: until it is answered, nothing else
+that comes has an effect."""
+
 CHILD_STEPS = frozenset({AGENT_STEP, MODEL_STEP, WORKFLOW_STEP})
 """Steps that a session of their own does."""
 
@@ -32,7 +36,7 @@ CONTINUED, SNAPSHOT = "continued", "snapshot"
 MODEL_AGENT = "model"
 """The agent of a workflow's specification that makes the model calls of its `model` steps."""
 
-MOST_SIGNALS = 10_000
+MOST_SIGNALS = 1_000
 """Signals that may wait for a workflow to ask for them."""
 
 

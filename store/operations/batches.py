@@ -15,7 +15,7 @@ from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.prices import Price
 from understudy.records import Ack, Batch, CallState, Finish
-from understudy.workflows import WORKFLOW, begins_record
+from understudy.workflows import DIVERGED, WORKFLOW, begins_record
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
@@ -162,11 +162,13 @@ def _set_wait(
 
 def _has_result(tx: Transaction, row: SessionRow) -> bool:
     """Whether a result has come in for a call that has none yet, or an approval: the session takes it up instead of
-    waiting."""
+    waiting. A workflow whose code does not fit its log takes up the answer about that, and nothing else."""
     told = {item.key for item in tx.inbox(row) if item.is_result}
+    calls = tx.current_calls(row)
+    stopped = [call for call in calls if call["tool"] == DIVERGED and row.kind == WORKFLOW]
     return any(
         call["state"] == "approved" or (call["call_id"] in told and call["state"] not in ("finished", "done"))
-        for call in tx.current_calls(row)
+        for call in stopped or calls
     )
 
 

@@ -394,6 +394,38 @@ def test_changed_code_asks_what_to_do(cluster: LocalCluster) -> None:
     assert done == {"first": 1}
 
 
+@workflow
+async def asks_beside(ctx: WorkflowContext) -> list[Any]:
+    """Waits for a person beside a tool."""
+    return list(await ctx.gather(ctx.ask("Beside?"), ctx.tool(hold if code["version"] == 1 else effect, *others())))
+
+
+def others() -> list[str]:
+    """The arguments of its second step, by version."""
+    return [] if code["version"] == 1 else ["x"]
+
+
+def test_what_comes_for_changed_code_waits(cluster: LocalCluster) -> None:
+    """What is answered while the code does not fit the log has its effect later, and wakes nobody again and again."""
+    run = cluster.workflow(asks_beside, session_id="w")
+    session = cluster.session("w")
+    assert begun.wait(PATIENCE)
+    code["version"] = 2
+    assert cluster.kill("w")
+    released.set()
+    while len(pending := session.pending()) < 2:
+        assert run.result(PATIENCE).status == "waiting_for_input"
+    beside, asked = sorted(pending, key=lambda item: "diverged" in item.prompt)
+    session.answer(beside, "yes")
+    output(cluster.workflow(counts, 1))  # some time
+    before = session.info().epoch
+    output(cluster.workflow(counts, 1))
+    assert session.info().epoch == before
+    code["version"] = 1
+    session.answer(asked, "retry")
+    assert output(run) == ["yes", "held"]
+
+
 def test_diverged_code_can_be_given_up(cluster: LocalCluster) -> None:
     """A person may have the run end instead."""
     run = cluster.workflow(changes, session_id="w")
