@@ -230,7 +230,8 @@ class Frame:
 
 def _key(spec: dict[str, Any], load: Callable[..., Any]) -> str:
     """What a loaded function is known by in this process."""
-    return repr((load.__name__, spec["name"], spec["source"], spec.get("parameters"), spec.get("code")))
+    parts = (spec.get(name) for name in ("parameters", "code", "definition"))
+    return repr((load.__name__, spec["name"], spec["source"], *parts))
 
 
 def _unpickle(data: bytes) -> Any:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from understudy.errors import InvalidSpec, ToolError
+from understudy.workflow_definition.steps import Definition
 
 from .code import had_from, unloadable
+from .workflow_inputs import checked_inputs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,6 +24,7 @@ class WorkflowDefinition:
     Attributes:
         tools, agents, workflows: what its steps use, beside what its code names.
         options: other fields of the specification of its sessions (`AgentSpec`): `budget`, `restart`, `workspace`, ….
+        definition: what the function does, if that is data.
     """
 
     name: str
@@ -30,6 +33,7 @@ class WorkflowDefinition:
     agents: tuple[Any, ...] = ()
     workflows: tuple[Callable[..., Any], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    definition: Definition | None = field(default=None, repr=False)
 
 
 OPTIONS = frozenset({
@@ -96,6 +100,11 @@ def _problem(target: Any, name: str, options: Mapping[str, Any]) -> str | None:
     for parameter in parameters[1:]:
         if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
             return f"has the parameter {parameter}, which can't be given by name"
+    return options_problem(options)
+
+
+def options_problem(options: Mapping[str, Any]) -> str | None:
+    """What is wrong with a workflow's options, behind its name; None if nothing is."""
     unknown = sorted(options.keys() - OPTIONS)
     return f"has no option {unknown[0]!r}; there are: {', '.join(sorted(OPTIONS))}" if unknown else None
 
@@ -125,6 +134,8 @@ def load_workflow(
     name, source = spec["name"], spec["source"]
     try:
         function = had_from(source, read_blob, unpickle)
+        if "definition" in spec:  # as it was when the session began: the function does what that says
+            function = function(spec["definition"])
     except Exception as error:
         raise unloadable(f"workflow {name!r}", source, error) from error
     if definition_of(function) is None:
@@ -135,9 +146,18 @@ def load_workflow(
 def arguments_of(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """The input of a workflow, by the names of its parameters.
 
+    Args:
+        arguments: of a definition at most one: its inputs, beside those in `keywords`, or instead of them.
+
     Raises:
         InvalidSpec: it does not take these.
+        InvalidInput: the same of a definition, with every problem in `details["problems"]`.
     """
+    known = definition_of(function)
+    if known is not None and known.definition is not None:
+        if len(arguments) > 1 or not all(isinstance(given, Mapping) for given in arguments):
+            raise InvalidSpec(f"workflow {known.name!r} is a definition: its inputs are given by name, or as one dict.")
+        return checked_inputs(known.definition, dict(*arguments, **keywords))
     try:
         bound = inspect.signature(function).bind(None, *arguments, **keywords)
     except TypeError as error:

@@ -4,28 +4,60 @@ else in it (conditions, templates, retries) follows from their results. So it do
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from understudy.errors import InvalidInput, StepFailed, WorkflowDiverged, WorkflowError
+from understudy.errors import InvalidInput, InvalidSpec, StepFailed, WorkflowDiverged, WorkflowError
 from understudy.places import Place, shown
+from understudy.workflow_definition.checking import converted
 from understudy.workflow_definition.durations import seconds_of, time_of
 from understudy.workflow_definition.evaluation import NoValue, is_true
 from understudy.workflow_definition.expressions import parse
-from understudy.workflow_definition.problems import listing, meant
 from understudy.workflow_definition.steps import AT_ONCE, Branch, Definition, Foreach, Loop, Step, Wait
 from understudy.workflow_definition.steps import Retry as RetryOptions
 from understudy.workflow_definition.templates import rendered, text_of
 
-from .output import validator_of
+from .workflow import WorkflowDefinition, options_problem
 from .workflow_context import Retry, WorkflowContext
+from .workflow_inputs import checked_inputs, misfits
 
 Variables = dict[str, Any]
 
 NOT_ARGUMENTS = frozenset({"self", "tool", "retry"})
 """Names that mean something else where a step calls a tool."""
+
+
+def as_workflow(
+    definition: Definition, agents: Sequence[Any] = (), tools: Sequence[Any] = (), **options: Any
+) -> Callable[..., Any]:
+    """A definition as a function that is marked with `@workflow`: its keywords are the inputs.
+
+    Args:
+        agents, tools: those that its steps name.
+        options: see `@workflow`.
+
+    Raises:
+        InvalidSpec: there is no such option. What is wrong with the definition is told when it is run.
+    """
+
+    async def done(context: WorkflowContext, /, **inputs: Any) -> Any:
+        return await interpret(context, definition, inputs)
+
+    problem = options_problem(options)
+    if problem is not None:
+        raise InvalidSpec(f"workflow {definition.name!r} {problem}.")
+    options = {"description": definition.description, **options}
+    done.__understudy_workflow__ = WorkflowDefinition(  # type: ignore[attr-defined]
+        definition.name, done, tuple(tools), tuple(agents), options=options, definition=definition
+    )
+    return done
+
+
+def loaded(data: dict[str, Any]) -> Callable[..., Any]:
+    """The same of a definition that was checked, in the specification of a session."""
+    return as_workflow(converted(data))
 
 
 async def interpret(context: WorkflowContext, definition: Definition, inputs: dict[str, Any]) -> Any:
@@ -43,42 +75,6 @@ async def interpret(context: WorkflowContext, definition: Definition, inputs: di
     variables = checked_inputs(definition, inputs)
     result = await _Interpreter(context).steps(definition.steps, variables, ("steps",))
     return result if definition.output is UNSET else _rendered(definition.output, variables, ("output",))
-
-
-def checked_inputs(definition: Definition, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs of a run, with the defaults of those that are left out.
-
-    Raises:
-        InvalidInput: with every problem in `details["problems"]`.
-    """
-    problems = []
-    for name in inputs.keys() - definition.inputs.keys():
-        there = f"; there are: {listing(definition.inputs)}" if definition.inputs else "; there is none"
-        problem = f"there is no such input{meant(name, definition.inputs)}{there}"
-        problems.append({"field": name, "problem": problem})
-    found: dict[str, Any] = {}
-    for name, schema in definition.inputs.items():
-        if name not in inputs and "default" not in schema:
-            problems.append({"field": name, "problem": "is missing"})
-            continue
-        found[name] = inputs.get(name, schema.get("default"))
-        problems += [{"field": name, "problem": problem} for problem in _misfits(found[name], schema)]
-    if problems:
-        problems.sort(key=lambda item: item["field"])
-        told = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
-        raise InvalidInput(
-            f"the inputs of workflow {definition.name!r} can't be used: {told}", details={"problems": problems}
-        )
-    return found
-
-
-def _misfits(value: Any, schema: dict[str, Any]) -> Iterator[str]:
-    """Why a value does not fit a schema."""
-    try:
-        for error in itertools.islice(validator_of(schema).iter_errors(value), 3):
-            yield f"{error.json_path}: {error.message}"
-    except RecursionError:
-        yield "it is nested too deeply"
 
 
 class _Interpreter:
@@ -157,7 +153,7 @@ class _Interpreter:
             raise WorkflowError(f"{shown(place)}: a workflow can't give the argument {min(taken)!r} to a tool")
         result = await self._context.tool(body.name, **arguments)
         if step.output_schema is not UNSET:
-            for problem in _misfits(result, step.output_schema):
+            for problem in misfits(result, step.output_schema):
                 raise StepFailed(
                     f"the result of {body.name} does not fit the output_schema at {shown(place)}: {problem}"
                 )

@@ -15,7 +15,7 @@ from understudy.workflows import CONTINUED, DIVERGED, ORIGIN, SNAPSHOT, step_pat
 
 from .replay import Record, Result
 from .step_values import typed
-from .workflow import arguments_of
+from .workflow import arguments_of, definition_of
 
 SNAPSHOT_STEPS = 500
 """Results after which a snapshot is due, or as many as the one before has: so all of them together stay small."""
@@ -101,6 +101,10 @@ def _of_snapshot(value: dict[str, Any]) -> Record:
 
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
     """What a workflow's function takes behind its context: types by name, None where it says none."""
+    known = definition_of(function)
+    if known is not None and known.definition is not None:  # which looks at their schemas itself
+        inputs = known.definition.inputs
+        return {name: str if schema.get("type") == "string" else None for name, schema in inputs.items()}
     try:
         types = typing.get_type_hints(inspect.unwrap(function))
     except Exception:  # a name that only type checkers know

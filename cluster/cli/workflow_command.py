@@ -37,13 +37,27 @@ def workflow() -> None:
 @command
 def run(
     target: Annotated[
-        str, typer.Argument(metavar="WORKFLOW", help="MODULE:FUNCTION or FILE.py:FUNCTION, decorated with @workflow.")
+        str,
+        typer.Argument(
+            metavar="WORKFLOW",
+            help="MODULE:FUNCTION or FILE.py:FUNCTION, with @workflow; or a definition: FILE.yaml, .yml or .json.",
+        ),
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME=VALUE]…", help="Its parameters. A value is JSON, or a text.")
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]…", help="Its inputs. A value is JSON, or a text.")
     ] = None,
     given: Annotated[
-        str | None, typer.Option("--input", metavar="JSON", help="An object with its parameters; `-`: from stdin.")
+        str | None, typer.Option("--input", metavar="JSON", help="An object with its inputs; `-`: from stdin.")
+    ] = None,
+    agents: Annotated[
+        list[Path] | None,
+        typer.Option("--agents", help="Of a definition: a file, or a directory of files, of agents; repeatable."),
+    ] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tool", "-t", help="Of a definition: a built-in tool, a group, module:function or DISTRIBUTION:NAME."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Default: UNDERSTUDY_MODEL, or `offline` without a key.")] = None,
     session: Annotated[str | None, typer.Option(help="The id of its session: the same one is created once.")] = None,
@@ -58,11 +72,12 @@ def run(
     \b
     understudy workflow run flows.py:review path=src
     understudy workflow run shop.flows:refund --input '{"order": 7}' --session refund-7 --run-id 1
+    understudy workflow run review.yaml path=src --agents agents/ --tool review_tools:split
 
     Exit codes: 0 completed, 1 not completed (or not in time), 2 wrong usage, 3 it waits for a person's answer, 130
     interrupted: the run goes on.
     """
-    from ..client.workflow_target import find_workflow, input_of
+    from ..client.workflow_target import find_workflow, input_of, is_definition
 
     named = {"--session": session, "--run-id": run_id}
     found = [identifier_problem(value, name) for name, value in named.items() if value is not None]
@@ -70,10 +85,12 @@ def run(
         raise InvalidInput("; ".join(problems))
     if run_id is not None and session is None:
         raise InvalidInput("--run-id goes with --session: each session has run ids of its own")
-    function = find_workflow(target, Path.cwd())
+    function = find_workflow(target, Path.cwd(), agents or (), tools or ())
     values = input_of(function, sys.stdin.read() if given == "-" else given, arguments or [])
     with connected(store, model=model) as cluster:
-        sent = cluster.workflow(function, session_id=session, run_id=run_id, **values)
+        # A definition's inputs may have any names: those of the method's own parameters as well.
+        positional, keywords = ([values], {}) if is_definition(function) else ([], values)
+        sent = cluster.workflow(function, *positional, session_id=session, run_id=run_id, **keywords)
         handle = cluster.session(sent.session_id)
         if not wait:
             print_json({"session_id": handle.id, "run_id": sent.run_id}) if json else print(handle.id)

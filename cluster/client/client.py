@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from understudy.protocol import NewSession
 from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord
 from understudy.schedules import LATEST, SKIP, NewSchedule, ScheduleSet
 from understudy.spec import AgentSpec
+from understudy.workflow_definition.steps import Definition
 
 from . import background
 from .client_connection import ClientConnection
@@ -36,7 +38,7 @@ from .results import ServiceInfo, SessionInfo
 from .run_handle import Run
 from .schedule_handle import Schedule, timing, wanted
 from .session_handle import Session
-from .workflows import compile_workflow, definition_required
+from .workflows import compile_workflow, definition_required, workflow_function
 
 
 class Cluster:
@@ -135,31 +137,35 @@ class Cluster:
 
     @client_method
     def workflow(
-        self, workflow: Callable[..., Any], /, *arguments: Any, session_id: str | None = None,
-        run_id: str | None = None, **keywords: Any,
+        self, workflow: Callable[..., Any] | Definition | str | PathLike[str], /, *arguments: Any,
+        session_id: str | None = None, run_id: str | None = None, **keywords: Any,
     ) -> Coroutine[Any, Any, Run]:  # fmt: skip
-        """Run a workflow, a function that is marked with `@workflow`; returns when that is durable.
+        """Run a workflow: a function that is marked with `@workflow`, a definition, or the path of its file
+        (`docs/workflow-files.md`); returns when that is durable.
 
         A workflow is a session (`session_id`) as an agent's is, and this its run: with both ids a driver that is run
         twice does its work once. `RunResult.output` is what the function returns.
 
         Args:
-            arguments, keywords: the function's, behind its context.
+            arguments, keywords: the function's, behind its context. A definition's inputs by name, or as one dict;
+                beside them `agents` (`AgentSpec`) and `tools` (as in an `AgentSpec`): those that its steps name.
 
         Raises:
             InvalidInput: it is no workflow, or does not take these.
-            InvalidSpec: it, or an agent or tool that it uses, can't be used.
+            InvalidSpec: it, or an agent or tool that it uses, can't be used; of a definition with every problem in
+                `details["problems"]`.
             SessionConflict: the id exists with another specification, or is an agent's.
             RunConflict: the `run_id` was used with another input.
         """
-        definition = definition_required(workflow)
-        content = rendered(arguments_of(workflow, arguments, keywords)).text
+        function = workflow_function(workflow, keywords)
+        definition = definition_required(function)
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
         compiled = compile_workflow(
             definition, model=self._settings.model, profile=self._profile, pickle=self._pickle
         )  # fmt: skip
+        content = rendered(arguments_of(function, arguments, keywords)).text
         metadata = dict(definition.options.get("metadata") or {})
-        created = self._create(compiled, identifier, metadata, result_type(workflow))
+        created = self._create(compiled, identifier, metadata, result_type(function))
 
         async def started() -> Run:
             session = await created()

@@ -63,3 +63,11 @@ def agent_names(path: Path) -> list[str]:
     if not names:
         raise InvalidInput(f"there are no agents in {path}")
     return names
+
+
+def agent_files(path: Path) -> list[Path]:
+    """An agent's file, or those of a directory. Raises `InvalidInput`: there is none."""
+    files = [path / agent.file for agent in list_agents(path)] if path.is_dir() else [path]
+    if not files:
+        raise InvalidInput(f"there are no agents in {path}")
+    return files

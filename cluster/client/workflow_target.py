@@ -1,4 +1,4 @@
-"""Workflows as the command line names them, and their inputs as it has them: texts."""
+"""Workflows as the command line names them, with their agents and tools, and their inputs as it has them: texts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,44 @@ from types import ModuleType
 from typing import Any
 
 from understudy.actors.workflow import definition_of
+from understudy.actors.workflow_interpreter import as_workflow
 from understudy.actors.workflow_record import input_values, parameter_types, read_input
-from understudy.errors import InvalidInput, UnderstudyError
+from understudy.errors import InvalidInput, InvalidSpec, UnderstudyError
 from understudy.json_text import from_json, to_json
+from understudy.strict import listed
+from understudy.workflow_definition.text import FORMS as SUFFIXES
 
+from .agent_file import read_agent
+from .agent_options import IN_WORKSPACE
 from .agent_resolving import import_from
+from .extensions import find_tool
+from .workflow_file import agent_files
+from .workflows import of_file
 
-FORMS = "name a workflow as MODULE:FUNCTION or FILE.py:FUNCTION"
+FORMS = (
+    f"name a workflow as MODULE:FUNCTION or FILE.py:FUNCTION, or one that is data by its file ({', '.join(SUFFIXES)})"
+)
 
 
-def find_workflow(target: str, directory: Path) -> Callable[..., Any]:
-    """The function that a target names. Its module is imported, which runs its code.
+def find_workflow(
+    target: str, directory: Path, agents: Sequence[Path] = (), tools: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """The function that a target names. Its module is imported, which runs its code, as are those of its tools.
 
     Args:
-        target: `MODULE:FUNCTION`, found from the directory as well, or `FILE.py:FUNCTION`, a path from there.
+        target: `MODULE:FUNCTION`, found from the directory as well, or `FILE.py:FUNCTION`, a path from there; or the
+            path of a definition's file.
+        agents: of a definition: their files, and directories of these.
+        tools: of a definition, by name; import paths are found from the directory as well.
 
     Raises:
-        InvalidInput: there is no such workflow.
+        InvalidInput: there is no such workflow, agent or tool.
+        InvalidSpec: the definition, or an agent, can't be used.
     """
+    if Path(target).suffix in SUFFIXES:
+        return _defined(directory / Path(target).expanduser(), directory, agents, tools)
+    if agents or tools:
+        raise InvalidInput("--agents and --tool are for a workflow's file: of a function, @workflow names them")
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise InvalidInput(f"{target!r} has no function: {FORMS}")
@@ -39,6 +59,34 @@ def find_workflow(target: str, directory: Path) -> Callable[..., Any]:
         raise InvalidInput(f"{place} has no function {name!r} that is decorated with @workflow; {there}")
     assert found is not None
     return found  # type: ignore[no-any-return]
+
+
+def is_definition(function: Callable[..., Any]) -> bool:
+    """Whether a workflow's function does a definition."""
+    known = definition_of(function)
+    return known is not None and known.definition is not None
+
+
+def _defined(path: Path, directory: Path, agents: Sequence[Path], tools: Sequence[str]) -> Callable[..., Any]:
+    """What does the definition of a file. Tools that need a workspace have the directory."""
+    if any(":" in name for name in tools):
+        import_from(directory)
+    problems, found = [], []
+    for name in dict.fromkeys(tools):
+        try:
+            found.append(find_tool(name))
+        except InvalidInput as error:
+            problems.append({"field": "--tool", "problem": error.message})
+    if problems:
+        raise InvalidInput(listed(problems), details={"problems": problems})
+    specs = [read_agent(file).spec for given in agents for file in agent_files(directory / given.expanduser())]
+    try:
+        definition = of_file(path, specs, found)
+    except InvalidSpec as error:
+        error.hint = "Correct the fields named above; agents are given with --agents PATH, tools with --tool NAME."
+        raise
+    workspace = {"workspace": str(directory)} if IN_WORKSPACE.intersection(tools) else {}
+    return as_workflow(definition, specs, found, **workspace)
 
 
 def _module(name: str, directory: Path) -> ModuleType:

@@ -1,20 +1,27 @@
-"""From a function that is marked with `@workflow` to the specification of its sessions."""
+"""From a workflow, a function that is marked with `@workflow` or a definition, to the specification of its sessions."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from understudy.actors.code import fingerprint, sourced
-from understudy.actors.tools import ToolDefinition
+from understudy.actors.tools import TOOL_GROUPS, ToolDefinition
 from understudy.actors.workflow import WorkflowDefinition, definition_of
+from understudy.actors.workflow_interpreter import as_workflow, loaded
 from understudy.config import OFFLINE_MODEL
 from understudy.errors import InvalidInput, InvalidSpec, ModelProfileMissing
 from understudy.spec import AgentSpec
+from understudy.workflow_definition.checking import read_definition, to_data
+from understudy.workflow_definition.steps import Definition
 from understudy.workflows import MODEL_AGENT, WORKFLOW
 
 from .compiling import Compiled, by_value, compile_spec, is_own, of_agent, seal, within
+from .extensions import had
+from .workflow_file import read_workflow
 
 MOST_FUNCTIONS = 500
 """Functions of a workflow's that are looked through for what they name."""
@@ -31,6 +38,29 @@ def definition_required(item: Any) -> WorkflowDefinition:
     return found
 
 
+def workflow_function(
+    item: Callable[..., Any] | Definition | str | PathLike[str], keywords: dict[str, Any]
+) -> Callable[..., Any]:
+    """A workflow's function; of a definition, or of the path of its file, one that does it.
+
+    Args:
+        keywords: `agents` and `tools` of a definition are taken out of these.
+
+    Raises:
+        InvalidInput: a file can't be read.
+        InvalidSpec: its definition can't be used, with every problem in `details["problems"]`.
+    """
+    if not isinstance(item, Definition | str | PathLike):
+        return item
+    agents, tools = keywords.pop("agents", ()), keywords.pop("tools", ())
+    return as_workflow(item if isinstance(item, Definition) else of_file(Path(item), agents, tools), agents, tools)
+
+
+def of_file(path: Path, agents: Sequence[AgentSpec], tools: Sequence[Any]) -> Definition:
+    """The definition of a file whose steps name these. Raises as `read_workflow`."""
+    return read_workflow(path, agents=[agent.name for agent in agents], tools=_tool_names(tools))
+
+
 def compile_workflow(
     workflow: WorkflowDefinition, *, model: str, profile: str | None,
     pickle: Callable[[Any], bytes] | None = by_value, above: tuple[str, ...] = (),
@@ -44,7 +74,10 @@ def compile_workflow(
     Raises:
         InvalidSpec: it, or one of these, can't be used.
     """
-    named = list(_named(workflow.function))
+    if workflow.definition is not None:
+        known = [agent.name for agent in workflow.agents]
+        read_definition(to_data(workflow.definition), agents=known, tools=_tool_names(workflow.tools))
+    named = [] if workflow.definition is not None else list(_named(workflow.function))
     tools = _once([*workflow.tools, *(item for item in named if _is_tool(item))])
     agents = _once([*workflow.agents, *(item for item in named if isinstance(item, AgentSpec))])
     others = _once([*map(definition_required, workflow.workflows), *filter(None, map(definition_of, named))])
@@ -70,21 +103,43 @@ def compile_workflow(
         inner.append(compile_spec(asking, model=model, profile=profile, pickle=pickle))
     except ModelProfileMissing:  # a step that asks a model says so
         pass
-    known: dict[str, Any] = found.spec["agents"]
+    below: dict[str, Any] = found.spec["agents"]
     for compiled in inner:
         name = compiled.spec["name"]
-        if name in known:
+        if name in below:
             raise InvalidSpec(f"workflow {workflow.name!r} has two agents or workflows named {name!r}.")
-        known[name] = compiled.spec
+        below[name] = compiled.spec
         found.blobs.update(compiled.blobs)
         found.uses_own_code = found.uses_own_code or compiled.uses_own_code
-    source, blobs = sourced(f"workflow {workflow.name!r}", workflow.function, pickle)
-    function = {"name": workflow.name, "source": source, **fingerprint(workflow.function)}
+    function, blobs = _code(workflow, pickle)
     found.spec |= {"kind": WORKFLOW, "workflow": function}
     found.blobs.update(blobs)
-    found.uses_own_code = found.uses_own_code or is_own(source)
+    found.uses_own_code = found.uses_own_code or is_own(function["source"])
     del found.spec["hash"], found.spec["on_change"]
     seal(found.spec, spec)
+    return found
+
+
+def _code(
+    workflow: WorkflowDefinition, pickle: Callable[[Any], bytes] | None
+) -> tuple[dict[str, Any], dict[str, bytes]]:  # fmt: skip
+    """What a workflow's sessions do, in their specification, and the code it needs by its SHA-256."""
+    if workflow.definition is not None:
+        source, blobs = sourced("definitions", loaded, pickle)
+        return {"name": workflow.name, "source": source, "definition": to_data(workflow.definition)}, blobs
+    source, blobs = sourced(f"workflow {workflow.name!r}", workflow.function, pickle)
+    return {"name": workflow.name, "source": source, **fingerprint(workflow.function)}, blobs
+
+
+def _tool_names(tools: Sequence[Any]) -> list[str]:
+    """What a step may call these tools; what is none is told when they are compiled."""
+    found: list[str] = []
+    for item in tools:
+        tool = had("tools", item)
+        if _is_tool(tool):
+            found.append(tool.__understudy_tool__.name)
+        elif isinstance(tool, str):
+            found += TOOL_GROUPS.get(tool, (tool,))
     return found
 
 

@@ -80,6 +80,15 @@ def begin_approval(cluster: LocalCluster, place: Path) -> RunResult:
     return run.result(PATIENCE)
 
 
+def begin_announce(cluster: LocalCluster, place: Path) -> RunResult:
+    definition = Path(approval.__file__).with_name("announce.yaml")
+    given = {"subject": "spring", "directory": str(place), "tools": [approval.publish]}
+    run = cluster.workflow(definition, session_id="s", run_id="r", **given)
+    for said in ("another", "publish"):
+        cluster.session("s").answer(run.result(PATIENCE).pending[0], said)
+    return run.result(PATIENCE)
+
+
 def begin_saga(cluster: LocalCluster, place: Path) -> RunResult:
     (place / "car").mkdir()
     (place / "car" / "full").touch()
@@ -109,6 +118,12 @@ def published(result: RunResult, place: Path) -> bool:
     return said == ("published", 2, str(path)) and "messages read" in path.read_text()
 
 
+def announced(result: RunResult, place: Path) -> bool:
+    """The second draft, as it was shown."""
+    path = place / "announcement.txt"
+    return result.output == {"path": str(path)} and "messages read" in path.read_text()
+
+
 def undone(result: RunResult, place: Path) -> bool:
     """Nothing is booked, and the run says why it failed."""
     left = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
@@ -130,6 +145,7 @@ EXAMPLES = {
     "review": Example(begin_review, judged, 7, {"python_files": 1}),
     "research": Example(begin_research, answered, 5, {"passages": 3}),
     "approval": Example(begin_approval, published, 2, {"publish": 1}),
+    "announce": Example(begin_announce, announced, 2, {"publish": 1}),
     "saga": Example(begin_saga, undone, 0, {"book": 3, "cancel": 2}),
     "trip": Example(begin_trip, booked, 0, {"book": 3}),
 }  # fmt: skip

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from understudy.actors.replay import Execution, Record, Result, Wanted
 from understudy.actors.workflow_context import WorkflowContext
-from understudy.actors.workflow_interpreter import checked_inputs, interpret
+from understudy.actors.workflow_inputs import checked_inputs
+from understudy.actors.workflow_interpreter import interpret
 from understudy.errors import InvalidInput, StepFailed, UnderstudyError, WorkflowError
 from understudy.json_text import from_json, to_json
 from understudy.workflow_definition import builder as w
