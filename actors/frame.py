@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from understudy.errors import Fenced, UnderstudyError, UnknownSession
+from understudy.errors import Fenced, ToolError, UnderstudyError, UnknownSession
 from understudy.logs import about
 from understudy.placement import is_isolated
 from understudy.ports import Node
@@ -192,7 +192,11 @@ class Frame:
             if known == code and not newer:
                 return
             self._code[reference] = code
-            importlib.reload(module)
+            try:
+                importlib.reload(module)
+            except Exception as error:  # its file is being written, perhaps
+                message = f"module {name} can't be read again: {type(error).__name__}: {error}"
+                raise ToolError(message) from error
         self._read[name] = now
 
     def _has_stuck_tool(self) -> bool:

@@ -101,9 +101,12 @@ def _text(value: Any) -> str:
 def _plain(value: Any) -> Any:
     """Data that JSON has, for a value that it has nothing for."""
     try:
-        return msgspec.to_builtins(value, enc_hook=_unknown, str_keys=True)
+        data = msgspec.to_builtins(value, enc_hook=_unknown, str_keys=True)
     except UnicodeEncodeError:  # half a character, which is replaced later
         return str(value)
+    if isinstance(value, (set, frozenset)):  # in one order, whatever process it is
+        data.sort(key=lambda item: json.dumps(item, sort_keys=True))
+    return data
 
 
 def _unknown(value: Any) -> Any:

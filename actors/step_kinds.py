@@ -19,6 +19,7 @@ from understudy.windows import known_window
 from understudy.workflows import ASK_STEP, CHILD_STEPS, EVENT_STEP, MODEL_AGENT, ORIGIN, SLEEP_STEP, WORKFLOW_STEP
 from understudy.worktrees import for_child
 
+from .code import import_reference
 from .execution import Outcome, now
 from .output_types import output_of_type
 from .replay import Wanted
@@ -57,7 +58,11 @@ class Steps:
         """The specification of a step's tool; the outcome of its call if there is none."""
         known = self._window.tools.get(step.tool) or self._tools.get(step.tool)
         if known is not None:
-            return known
+            source = known["source"].get("import")
+            given = import_reference(step.item) if step.item is not None else None
+            if source is None or given is None or source == given:
+                return known
+            return Outcome("unknown_tool", f"the workflow's tool {step.tool!r} is {source}, and this is {given}")
         if step.item is None:
             names = ", ".join(sorted(self._window.tools)) or "none"
             return Outcome("unknown_tool", f"there is no tool named {step.tool!r} in @workflow(tools=…): {names}")

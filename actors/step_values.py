@@ -47,11 +47,11 @@ def typed(value: Any, kind: Any) -> Any:
         if not isinstance(value, JSON_TYPES[kind]) or (isinstance(value, bool) and kind is not bool):
             raise WorkflowError(f"{shown(value)} is no {kind.__name__}")
         return value
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
     try:
         return TypeAdapter(kind).validate_json(to_json(value))
-    except ValidationError as error:
+    except Exception as error:  # also of a type that pydantic can't build, and what the type's own code does
         raise WorkflowError(f"{shown(value)} is no {getattr(kind, '__name__', kind)}: {error}") from None
 
 

@@ -20,7 +20,7 @@ from .approval import as_edited
 from .call_outcomes import CallOutcomes
 from .commanding import NodeCommands
 from .commits import Commits, Patience
-from .execution import Outcome, presentable
+from .execution import MAX_RESULT_CHARACTERS, Outcome, presentable
 from .hooks import Hooks
 from .replay import Execution
 from .servers import Servers
@@ -131,11 +131,12 @@ class StepWork:
                 if self._window.stops:
                     return Outcome("cancelled", "cancelled")
             outcome = await self._outcomes.run(as_edited(call), spec, self._limit)
-        if outcome is None:  # a person is asked
-            self.calls[path] = replace(call, state="asked")
+        if outcome is None:  # a person is asked: about what, says the draft still
+            kinds = {asked.call_id: asked.kind for asked in self._commits.draft.asks}
+            self.calls[path] = replace(call, state="asked", question=kinds.get(call.call_id, call.question))
         elif outcome.outcome == "ok" and (by_person or self._steps.is_rendered_elsewhere(step.tool)):
             kind = result_type(step.item) if step.item is not None else None
-            outcome = dataclasses.replace(outcome, content=as_value(outcome.content, kind))
+            outcome = _as_json(outcome, kind)
         return outcome
 
     async def results(self, execution: Execution) -> list[Arrived]:
@@ -252,3 +253,11 @@ class StepWork:
             if task.done():
                 retrieve_error(task)
         self._at_work = {}
+
+
+def _as_json(outcome: Outcome, kind: Any) -> Outcome:
+    """What another process or a person has said, as a value of the tool's; an error where it was cut off."""
+    if len(outcome.content) >= MAX_RESULT_CHARACTERS - 1:
+        text = f"it was executed, but its result has more than {MAX_RESULT_CHARACTERS} characters"
+        return dataclasses.replace(outcome, outcome="error", content=text)
+    return dataclasses.replace(outcome, content=as_value(outcome.content, kind))

@@ -28,6 +28,7 @@ from understudy.workflows import (
     WORKFLOW_STEP,
 )
 
+from .execution import MAX_RESULT_CHARACTERS
 from .parameters import context_parameter
 from .replay import Branches, ContinueAsNew, Result, Taken, Wanted
 from .results import rendered
@@ -223,6 +224,9 @@ class WorkflowContext:
         """
         if not isinstance(prompt, str) or not prompt.strip():
             raise InvalidInput("a question must be a text")
+        if not all(isinstance(text, str) for text in (*options, default or "")):
+            raise InvalidInput("the options and the default of a question must be texts")
+        _check_timeout(timeout)
         said = {"prompt": prompt, "options": list(options), "timeout": timeout, "default": default}
         return StoreWanted(
             ASK_STEP, _json(said), _text_of, seconds=timeout, prompt=prompt, options=tuple(options), default=default
@@ -237,6 +241,7 @@ class WorkflowContext:
         problem = identifier_problem(name, "the name of an event")
         if problem is not None:
             raise InvalidInput(problem)
+        _check_timeout(timeout)
         said = {"name": name, "seconds": timeout}
         return StoreWanted(EVENT_STEP, _json(said), _value_of, seconds=timeout, name=name)
 
@@ -299,12 +304,19 @@ class WorkflowContext:
 
     def continue_as_new(self, **arguments: Any) -> Awaitable[Any]:
         """Begin again with another input, and with an empty record: for workflows that go on without an end."""
+        if self._undo:
+            raise WorkflowError("what on_failure would undo can't be carried over: undo it, or finish it, before")
         raise ContinueAsNew(arguments)
 
     async def whole(self, function: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
         """The code with all that follows from it."""
         try:
-            return await function(self, **arguments)
+            value = await function(self, **arguments)
+            size = len(_json(value))
+            if size > MAX_RESULT_CHARACTERS:
+                limit = f"has {size} characters as JSON, and may have {MAX_RESULT_CHARACTERS}"
+                raise WorkflowError(f"what the workflow returns {limit}")
+            return value
         except Exception:
             while self._undo:
                 undo = self._undo.pop()
@@ -363,6 +375,11 @@ def _bound(tool: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> d
         return dict(_signature(tool).bind(*arguments, **keywords).arguments)
     except TypeError as error:
         raise InvalidInput(f"tool {getattr(tool, '__name__', tool)!r}: {error}") from None
+
+
+def _check_timeout(seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds <= LONGEST_SLEEP:  # so written, it is also true of a NaN
+        raise InvalidInput(f"a timeout must be more than 0 and at most {LONGEST_SLEEP:.0f} seconds, not {seconds}")
 
 
 def _json(value: Any) -> str:

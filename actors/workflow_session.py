@@ -16,7 +16,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from understudy.approvals import QUESTION
-from understudy.errors import Fenced, UnderstudyError, UnknownSession, WorkflowDiverged, WorkflowError
+from understudy.errors import (
+    Fenced,
+    InvalidInput,
+    ToolError,
+    UnderstudyError,
+    UnknownSession,
+    WorkflowDiverged,
+    WorkflowError,
+)
 from understudy.json_text import from_json
 from understudy.messages import Message, storable
 from understudy.ports import Node
@@ -25,7 +33,7 @@ from understudy.records import Ask, CallState, Finish
 from understudy.workflows import CONTINUED, DIVERGED, step_identifier, step_path
 
 from .commits import Commits, Patience
-from .execution import MAX_RESULT_CHARACTERS, Outcome, presentable
+from .execution import Outcome, presentable
 from .hooks import Hooks
 from .replay import ContinueAsNew, Execution, Result
 from .results import rendered
@@ -171,11 +179,17 @@ class WorkflowActivation:
             window.known_seq, window.messages, window.is_whole = 0, [], True
             if self._commits.draft.start_run is None:  # else what was before is of other runs
                 window.apply(await self._reload())
-        loaded = await self._load_workflow(window.spec["workflow"])
         messages = [*window.backwards(self._said)][::-1]
         self._recorded = found = recorded(messages, window.run_id)
         context = WorkflowContext(window.session_id, window.run_id)
-        arguments = read_input(loaded.function, found.given, window.session_id)
+        try:
+            loaded = await self._load_workflow(window.spec["workflow"])
+            arguments = read_input(loaded.function, found.given, window.session_id)
+        except (ToolError, InvalidInput) as error:
+            if not found.record.asked and not found.times:
+                raise
+            # It was run before: what is wrong with the code by now can be mended, and what it has done is not lost.
+            raise WorkflowDiverged(f"the code that began this run can't be run any more: {error.message}") from error
         execution = Execution(context.whole(loaded.function, arguments), found.record, found.prefix)
         execution.replay()
         return execution
@@ -252,9 +266,6 @@ class WorkflowActivation:
             return await self._failed(WorkflowError(presentable(f"{type(error).__name__}: {error}")))
         value = execution.value
         text = presentable(value) if isinstance(value, str) else rendered(value).text
-        if len(text) > MAX_RESULT_CHARACTERS:
-            limit = f"has {len(text)} characters as JSON, and may have {MAX_RESULT_CHARACTERS}"
-            return await self._failed(WorkflowError(f"what the workflow returns {limit}"))
         output = text if isinstance(value, str) else from_json(text)
         return await self._finish(Finish("completed", "" if value is None else text, output))
 
@@ -276,7 +287,7 @@ class WorkflowActivation:
     async def _ask_about(self, diverged: WorkflowDiverged) -> Step:
         """Ask a person what shall become of a run whose code asks for other steps than its log has."""
         call = CallState(
-            step_identifier(self.window.run_id or "", f"{DIVERGED}{self.window.epoch}"), "requested", DIVERGED, "{}"
+            step_identifier(self.window.run_id or "", f"diverged{self.window.epoch}"), "requested", DIVERGED, "{}"
         )
         self._ask_for([call])
         prompt = f"workflow_diverged: {diverged.message}. {diverged.hint} {FAIL!r} ends the run."

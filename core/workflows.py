@@ -16,12 +16,15 @@ AGENT_STEP, MODEL_STEP, WORKFLOW_STEP = "agent", "model", "workflow"
 SLEEP_STEP, ASK_STEP, EVENT_STEP = "sleep", "ask", "event"
 """The tools of the calls that steps are; those of others are tools by their names."""
 
-DIVERGED = "diverged"
+DIVERGED = "workflow:diverged"
 """The tool of the question about code that asks for other steps than the log has: until it is answered, nothing else
-that comes has an effect."""
+that comes has an effect. No tool of an agent can have such a name."""
 
 CHILD_STEPS = frozenset({AGENT_STEP, MODEL_STEP, WORKFLOW_STEP})
 """Steps that a session of their own does."""
+
+STEPS = CHILD_STEPS | {SLEEP_STEP, ASK_STEP, EVENT_STEP}
+"""Names that no tool of a workflow may have."""
 
 SIGNAL = "signal"
 """The kind of an inbox row that a workflow waits for by name, or will."""

@@ -17,7 +17,7 @@ from understudy.errors import InvalidInput, InvalidSpec, ModelProfileMissing
 from understudy.spec import AgentSpec
 from understudy.workflow_definition.checking import read_definition, to_data
 from understudy.workflow_definition.steps import Definition
-from understudy.workflows import MODEL_AGENT, WORKFLOW
+from understudy.workflows import MODEL_AGENT, STEPS, WORKFLOW
 
 from .compiling import Compiled, by_value, compile_spec, is_own, of_agent, seal, within
 from .extensions import had
@@ -81,6 +81,9 @@ def compile_workflow(
     tools = _once([*workflow.tools, *(item for item in named if _is_tool(item))])
     agents = _once([*workflow.agents, *(item for item in named if isinstance(item, AgentSpec))])
     others = _once([*map(definition_required, workflow.workflows), *filter(None, map(definition_of, named))])
+    taken = sorted(STEPS & {item.__understudy_tool__.name for item in tools if _is_tool(item)})
+    if taken:
+        raise InvalidSpec(f"workflow {workflow.name!r}: no tool may have the name of a step, {taken[0]!r}.")
     spec = AgentSpec(**{"max_depth": DEPTH, **workflow.options, "name": workflow.name, "tools": tools})
     host = {"model": model, "profile": profile} if profile else {"model": OFFLINE_MODEL, "profile": OFFLINE_MODEL}
     found = compile_spec(spec, pickle=pickle, **host)
@@ -95,7 +98,9 @@ def compile_workflow(
         if other.name in above:
             circle = " → ".join((*above, workflow.name, other.name))
             raise InvalidSpec(f"workflows run each other in a circle: {circle}.")
-        if other.name != workflow.name:  # a step that runs the workflow itself has its specification
+        if other.name == workflow.name and other.function is not workflow.function:
+            raise InvalidSpec(f"another workflow is named {workflow.name!r}, which it runs: rename one of them.")
+        if other.function is not workflow.function:  # a step that runs the workflow itself has its specification
             names = (*above, workflow.name)
             inner.append(compile_workflow(other, model=model, profile=profile, pickle=pickle, above=names))
     asking = AgentSpec(name=MODEL_AGENT, model=spec.model, profile=spec.profile)

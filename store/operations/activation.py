@@ -19,7 +19,7 @@ from understudy.records import ActivationId, CallState
 from ..db.session_row import SessionRow
 from ..db.statements import OWNER, SESSION, TIMER
 from ..transaction import Transaction
-from . import questions, timers
+from . import questions, steps, timers
 from .beginnings import LEASE, PAUSE_TIMER, pause
 from .draining import drains, end_stops
 from .endings import end_queued, end_without_agent
@@ -157,7 +157,7 @@ def work_with(
         after_seq=after_seq, seq=row.seq, root_id=row.root_id, depth=row.depth, run_id=row.run_id,
         round=row.round, trace_id=row.trace_id, sampled=row.recorded, wait=row.wait,
         model_error=row.wait_error,
-        cancel=row.cancel_reason, messages=tuple(messages), calls=tuple(calls), inbox=tx.inbox(row),
+        cancel=row.cancel_reason, messages=tuple(messages), calls=tuple(calls), inbox=steps.inbox(tx, row),
         budgeted=row.accounts is not None, redone=bool(row.redone), needless=row.record_seq,
     )  # fmt: skip
 

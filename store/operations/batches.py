@@ -103,7 +103,7 @@ def _go_over(tx: Transaction, row: SessionRow, to_agent: handoffs.Wanted | None,
     handoffs.hand_off(tx, row, to_agent)
     if finish is not None:
         # The code of a workflow awaits its branches: what is at work when it fails nobody wants any more.
-        finish_run(tx, row, finish, hold=row.kind != WORKFLOW or finish.status == "completed")
+        finish_run(tx, row, finish, hold=row.kind != WORKFLOW or finish.status in ("completed", "cancelled"))
     else:
         tx.wake(row)
 
@@ -196,7 +196,7 @@ def _committed(tx: Transaction, row: SessionRow, first_seq: int, *, replayed: bo
 def _ack(tx: Transaction, row: SessionRow, first_seq: int, *, replayed: bool = False) -> Ack:
     if replayed and row.frame_id is None:  # who repeats it may be anybody: what else is known of it is not said
         return Ack(row.seq, replayed=True)
-    return Ack(row.seq, first_seq, tx.inbox(row), row.cancel_reason, replayed)
+    return Ack(row.seq, first_seq, steps.inbox(tx, row), row.cancel_reason, replayed)
 
 
 def _start_run(tx: Transaction, row: SessionRow, run_id: str, merged: tuple[str, ...]) -> bool:

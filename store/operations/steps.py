@@ -8,7 +8,7 @@ from understudy.errors import InvalidInput, NotRunning
 from understudy.json_text import from_json, to_json
 from understudy.messages import encodable, storable
 from understudy.protocol import Signal
-from understudy.records import Ask, CallState
+from understudy.records import Ask, CallState, InboxItem
 from understudy.wakeups import microseconds
 from understudy.workflows import EVENT_STEP, MOST_SIGNALS, SIGNAL, WORKFLOW
 
@@ -17,6 +17,9 @@ from ..db.session_row import SessionRow
 from ..db.statements import TOOL_CALL
 from ..transaction import Transaction
 from .waiting import CALL_TIMER, hand_in
+
+LONGEST_PAYLOAD = 1_000_000
+"""Characters of a signal's payload, as JSON."""
 
 NOTHING_CAME = "the event did not come in time"
 
@@ -32,6 +35,12 @@ def begin(tx: Transaction, row: SessionRow, wanted: tuple[CallState, ...]) -> No
              "provider_id": "", "state": "requested", "epoch": row.epoch, "executions": 0, "updated_at": tx.now,
              "open": 1},
         )  # fmt: skip
+
+
+def inbox(tx: Transaction, row: SessionRow) -> tuple[InboxItem, ...]:
+    """What of its inbox a session's process is told: not the signals that wait, of which the store makes answers."""
+    found = tx.inbox(row)
+    return tuple(item for item in found if item.kind != SIGNAL) if row.kind == WORKFLOW else found
 
 
 def await_event(tx: Transaction, row: SessionRow, asked: Ask, since: int) -> None:
@@ -57,7 +66,7 @@ def signal(tx: Transaction, session_id: str, wanted: Signal) -> bool:
 
     Raises:
         UnknownSession: there is no such session.
-        InvalidInput: it is no workflow, or as many signals as may be are kept for it.
+        InvalidInput: it is no workflow, the payload is too long, or as many signals as may be are kept for it.
         NotRunning: it has no run, or one that is about to end.
     """
     row = tx.session(session_id)
@@ -68,6 +77,9 @@ def signal(tx: Transaction, session_id: str, wanted: Signal) -> bool:
     if ends or (row.run_id is None and all(item.kind != "input" for item in inbox)):
         raise NotRunning("no run is at work, or it is about to end", session_id=session_id)
     text = to_json(encodable(wanted.payload))
+    if len(text) > LONGEST_PAYLOAD:
+        message = f"the payload has {len(text)} characters as JSON, and may have {LONGEST_PAYLOAD}"
+        raise InvalidInput(message, session_id=session_id)
     answered = {item.key for item in inbox if item.is_result}
     calls = [call for call in tx.current_calls(row) if call["call_id"] not in answered]
     waiting = [call for call in calls if _waits_for(call, wanted.name)]

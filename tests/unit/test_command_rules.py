@@ -67,7 +67,7 @@ def test_what_an_agent_says_is_what_its_commands_get() -> None:
     specification nothing of it, as in older versions."""
     given = {"backend": "none", "network": True, "readable": ("/opt",), "memory": 1 << 30, "processes": 9,
              "file_size": 5000, "temporary": 2 << 20, "output": 2000, "seconds": 5}  # fmt: skip
-    assert {*given, "rules"} == {*Sandbox.model_fields} == {*Confinement.__struct_fields__}
+    assert {*given, "rules"} == {*Sandbox.model_fields} == {*Confinement.__struct_fields__} - OF_WORKTREES
     spec = AgentSpec(name="a", sandbox=Sandbox(**given, rules=[{"command": "x*", "action": "deny"}]))
     stored = json.loads(json.dumps(compile_spec(spec, model="offline", profile=None).spec))
     assert confinement_of(stored) == Confinement(**given, rules=(CommandRule("x*", "deny"),))
@@ -77,5 +77,9 @@ def test_what_an_agent_says_is_what_its_commands_get() -> None:
     assert {name: getattr(Sandbox(), name) for name in Sandbox.model_fields} == fields_of(Confinement())
 
 
+OF_WORKTREES = {"repository", "worktree", "writable"}
+"""What the agent's workspace says, not its sandbox."""
+
+
 def fields_of(confinement: Confinement) -> dict[str, object]:
-    return {name: getattr(confinement, name) for name in Confinement.__struct_fields__}
+    return {name: getattr(confinement, name) for name in {*Confinement.__struct_fields__} - OF_WORKTREES}

@@ -345,3 +345,42 @@ def test_a_snapshot_is_what_the_log_has_and_does_not_grow() -> None:
     known.asked["2"] = known.asked["0"]
     known.taken["3"] = ("now", 2.5)
     assert made.extra == before
+
+
+def test_a_set_is_the_same_arguments_in_any_process() -> None:
+    """A set's order differs between processes; in a step's arguments it has one order."""
+
+    async def code(ctx: WorkflowContext) -> None:
+        await ctx.tool(step, {"pear", "apple", "fig"})  # type: ignore[arg-type]
+
+    ((_, wanted),) = begun(code).new()
+    assert wanted.arguments == '{"name": ["apple", "fig", "pear"]}'
+
+
+def test_time_outs_that_are_none_are_refused() -> None:
+    """A time that no clock can have raises where it is written."""
+
+    async def code(ctx: WorkflowContext) -> int:
+        refused = 0
+        for seconds in (float("inf"), float("nan"), 0, -1, 1e14):
+            for begin in (ctx.ask, ctx.event):
+                try:
+                    await begin("x", timeout=seconds)
+                except InvalidInput:
+                    refused += 1
+        return refused
+
+    assert begun(code).value == 10
+
+
+def test_a_value_that_is_none_is_undone() -> None:
+    """What can't be returned fails the workflow as an error of its code does: what was done is undone."""
+
+    async def code(ctx: WorkflowContext) -> object:
+        ctx.on_failure(ctx.tool, step, "undo")
+        return object()
+
+    execution = begun(code)
+    assert asked(execution) == {"0": "undo"}
+    execution.deliver("0", result())
+    assert "JSON" in str(execution.error)

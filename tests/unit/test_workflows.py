@@ -395,6 +395,74 @@ def test_changed_code_asks_what_to_do(cluster: LocalCluster) -> None:
 
 
 @workflow
+async def doubts_beside(ctx: WorkflowContext) -> list[Any]:
+    """A call about which a person is asked, beside one that goes on."""
+    return list(await ctx.gather(ctx.tool(send), ctx.tool(hold)))
+
+
+@tool(on_crash="ask")
+def send() -> str:
+    """Dies with its actor the first time."""
+    begun.set()
+    released.wait(PATIENCE)
+    return "sent"
+
+
+def test_an_answer_about_a_call_in_doubt_is_a_value_beside_others(cluster: LocalCluster) -> None:
+    """What a person says of a call in doubt is its value, also where the actor is busy with another branch."""
+    run = cluster.workflow(doubts_beside, session_id="w")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("w")
+    while not (pending := cluster.session("w").pending()):
+        assert run.result(PATIENCE).status == "waiting_for_input"
+    cluster.session("w").answer(pending[0], "it arrived")
+    released.set()
+    assert output(run) == ["it arrived", "held"]
+
+
+@workflow
+async def lacks(ctx: WorkflowContext, number: int) -> Any:
+    """Its code can't be run for a while."""
+    return await ctx.tool(hold)
+
+
+def test_code_that_can_not_be_run_for_a_while_ends_no_run(cluster: LocalCluster, monkeypatch: Any) -> None:
+    """A run whose code can't be had any more asks what to do, as one whose code asks for other steps does."""
+    run = cluster.workflow(lacks, 1, session_id="w")
+    assert begun.wait(PATIENCE)
+    definition = lacks.__understudy_workflow__  # type: ignore[attr-defined]
+    monkeypatch.delattr(lacks, "__understudy_workflow__")
+    assert cluster.kill("w")
+    released.set()
+    asked = run.result(PATIENCE)
+    assert "can't be run any more" in asked.pending[0].prompt
+    monkeypatch.setattr(lacks, "__understudy_workflow__", definition, raising=False)
+    cluster.session("w").answer(asked.pending[0], "retry")
+    assert output(run) == "held"
+
+
+def test_names_that_mean_two_things_are_refused(cluster: LocalCluster) -> None:
+    """Two workflows of one name, and a tool with the name of a step, are refused before anything is begun."""
+
+    @workflow(name="lacks")
+    async def runs_its_namesake(ctx: WorkflowContext) -> Any:
+        return await ctx.workflow(lacks, 1)
+
+    with pytest.raises(InvalidSpec, match="another workflow is named 'lacks'"):
+        cluster.workflow(runs_its_namesake)
+
+    @tool(name="sleep")
+    def naps() -> None:
+        """Do nothing."""
+
+    @workflow(tools=[naps])
+    async def sleeps(ctx: WorkflowContext) -> None: ...
+
+    with pytest.raises(InvalidSpec, match="no tool may have the name of a step, 'sleep'"):
+        cluster.workflow(sleeps)
+
+
+@workflow
 async def asks_beside(ctx: WorkflowContext) -> list[Any]:
     """Waits for a person beside a tool."""
     return list(await ctx.gather(ctx.ask("Beside?"), ctx.tool(hold if code["version"] == 1 else effect, *others())))
