@@ -51,6 +51,31 @@ def plain():
     """No workflow."""
 '''
 
+FILE = """
+name: parcels
+inputs:
+  weight: {type: integer}
+  to: {type: string}
+  session_id: {type: array, default: []}
+steps:
+  - id: grams
+    tool: {name: weigh, arguments: {weight: "{{weight}}"}}
+  - when: to == 'ask'
+    ask: {question: "Where to?"}
+  - id: label
+    agent: {name: clerk, task: "Label for {{to}}"}
+  - id: kept
+    when: to == 'keep'
+    tool: {name: write_file, arguments: {path: label.txt, content: "{{label}}"}}
+output: {grams: "{{grams}}", label: "{{label}}", ids: "{{session_id}}"}
+"""
+
+CLERK = """---
+name: clerk
+---
+You write labels.
+"""
+
 Command = Callable[..., Result]
 
 
@@ -77,6 +102,9 @@ def understudy(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "parcels", raising=False)
     (tmp_path / "parcels.py").write_text(FLOWS)
+    (tmp_path / "parcels.yaml").write_text(FILE)
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "clerk.md").write_text(CLERK)
     monkeypatch.chdir(tmp_path)
     return lambda *arguments, stdin="": CliRunner().invoke(app, list(arguments), input=stdin)
 
@@ -100,6 +128,27 @@ def test_a_workflow_is_run_and_its_result_is_all_that_stdout_has(understudy: Com
     assert json.loads(other.stdout) == {"grams": 1000, "to": "x", "times": 3}
     piped = understudy("workflow", "run", "parcels:send", "--input", "-", stdin='{"parcel": {"weight": 1}, "to": "y"}')
     assert json.loads(piped.stdout)["to"] == "y"
+
+
+TOOLS = ("--tool", "parcels:weigh", "-t", "write_file")
+GIVEN = ("parcels.yaml", "--agents", "agents", *TOOLS)
+
+
+def test_a_definition_is_run_from_its_file(understudy: Command, tmp_path: Path) -> None:
+    """Given a workflow's file, a directory of agents, a tool of one's own and a built-in one, then it is run as a
+    function is, questions and a second run with the same ids included; built-in tools work in the current directory."""
+    ids = ("--session", "s", "--run-id", "r")
+    done = understudy("workflow", "run", *GIVEN, "weight=2", "to=7", 'session_id=["x"]', *ids)
+    label = "offline: Label for 7"
+    assert (done.exit_code, json.loads(done.stdout)) == (0, {"grams": 2000, "label": label, "ids": ["x"]}), done.output
+    again = understudy("workflow", "run", *GIVEN, "weight=2", "to=7", 'session_id=["x"]', *ids, "--json")
+    assert json.loads(again.stdout)["run_id"] == "r"
+    asked = understudy("workflow", "run", *GIVEN, "--input", '{"weight": 1, "to": "ask"}', "--session", "t")
+    assert asked.exit_code == 3
+    assert "understudy answer t" in asked.stderr
+    one = ("parcels.yaml", "--agents", "agents/clerk.md", *TOOLS)
+    assert understudy("workflow", "run", *one, "weight=1", "to=keep").exit_code == 0
+    assert (tmp_path / "label.txt").read_text() == "offline: Label for keep"
 
 
 def test_a_result_is_printed_at_a_terminal(understudy: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +241,16 @@ def test_only_workflows_have_a_status(understudy: Command, cluster: LocalCluster
         ("parcels:send", ["--input", "[1]"], "the input must be a JSON object with the parameters: parcel, to, times"),
         ("parcels:send", [PARCEL, "to=x", "--run-id", "r"], "--run-id goes with --session"),
         ("parcels:send", [PARCEL, "to=x", "--session", "a b"], "--session"),
+        ("parcels:send", [PARCEL, "to=x", "--tool", "bash"], "--agents and --tool are for a workflow's file"),
+        ("missing.yaml", [], "can't be read: No such file or directory"),
+        ("parcels.yaml", ["weight=1"], "steps[0].tool.name: no tool is named 'weigh'; there is none (line 9)"),
+        ("parcels.yaml", [*TOOLS], "agents are given with --agents PATH, tools with --tool NAME"),
+        ("parcels.yaml", ["--agents", "nowhere.md"], "nowhere.md"),
+        ("parcels.yaml", ["--agents", "agents", "--tool", "wiegh"], "no tool is named 'wiegh'"),
+        ("parcels.yaml", [*GIVEN[1:], "to=x"], "weight: is missing"),
+        ("parcels.yaml", [*GIVEN[1:], "weight=1", "to=x", "too=y"], "too: there is no such input (did you mean 'to'?)"),
+        ("parcels.yaml", [*GIVEN[1:], "weight=many", "to=x"], "weight: $: 'many' is not of type 'integer'"),
+        ("parcels.yaml", [*GIVEN[1:], "--input", "[1]"], "a JSON object with the parameters: weight, to, session_id"),
     ],
 )
 def test_what_can_not_be_run_is_refused_before_there_is_a_session(

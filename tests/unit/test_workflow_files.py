@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 import time
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from understudy import testing
 from understudy.cluster.cli.main import app
 from understudy.errors import InvalidSpec
+from understudy.testing.policies import Reply, content_text
 from understudy.workflow_definition.checking import definition_problems, read_definition, to_data
 from understudy.workflow_definition.json_schema import json_schema
 from understudy.workflow_definition.problems import MOST_PROBLEMS
@@ -311,12 +315,34 @@ def test_the_documentation_is_right() -> None:
     assert read_text(example, "YAML").problems(agents=AGENTS, tools=TOOLS) == []
     wrong = example.replace("arguments", "argumets").replace("{{parts}}", "{{prats}}").replace("reviewer", "reviwer")
     found = [f"  {item['field']}: {item['problem']}" for item in read_text(wrong, "YAML").problems(agents=["reviewer"])]
-    [printed] = re.findall(r"```console\n(.*?)```", page, re.S)
+    [printed, _] = re.findall(r"```console\n(.*?)```", page, re.S)
     assert printed.splitlines()[2:] == found
     [built, _] = re.findall(r"```python\n(.*?)```", page, re.S)
     names: dict[str, Any] = {}
     exec(built, names)
     assert definition_problems(to_data(names["review"])) == []
+
+
+def test_the_documented_file_is_run_as_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Given the page's file, then its program runs it; its agent answers with what fits, and nothing is severe."""
+    page = (FILES.parents[1] / "docs" / "workflow-files.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    [_, program] = re.findall(r"```python\n(.*?)```", page, re.S)
+    (tmp_path / "review.yaml").write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    def answers(body: dict[str, Any]) -> Reply:
+        said = content_text(body["messages"][-1])
+        return Reply(text=json.dumps({"title": said, "severe": False}) if said.startswith("Review") else said)
+
+    monkeypatch.setattr(testing, "LocalCluster", partial(testing.LocalCluster, policy=answers))
+    exec(program, {"__name__": "__main__"})
+    found = [{"title": f"Review src/{part}", "severe": False} for part in ("one", "two")]
+    told = ast.literal_eval(capsys.readouterr().out)
+    assert told["answer"] is None
+    assert told["summary"].removeprefix("Sum up: ") == json.dumps(found, separators=(",", ":"))
 
 
 def test_problems_have_their_lines() -> None:
