@@ -89,7 +89,7 @@ class Aborting(Answering):
         return self._partial
 
     async def abort(self, _number: str, key: str) -> None:
-        self._aborted[key].set()
+        self._aborted.setdefault(key, asyncio.Event()).set()  # the call may be on its way
 
 
 def call(run_id: str = "r", incarnation: int = 1, attempt: int = 1) -> Call:
