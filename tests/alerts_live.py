@@ -174,6 +174,8 @@ def head(now: Situation) -> None:
     [worker] = now.at(now.here, 1)
     for number in range(200):
         worker.send(call("look", name=f"{number}", seconds=0.5))
+    began = len(now.stage.effects())
+    wait_until(lambda: len(now.stage.effects()) > began, "a session at work", PATIENCE)  # no actor starts without it
     [gcs] = [pid for pid, line in now.head.command_lines().items() if line[0].endswith("gcs_server")]
     silence = wire(names.HEAD_SILENCE)
     print(f"{'head':9} silence before: {now.running.query(silence)}", flush=True)
