@@ -19,6 +19,8 @@ from understudy.events import ToolInDoubt, ToolStarted
 from understudy.identifiers import tool_span_identifier, traceparent
 from understudy.logs import about
 from understudy.messages import AGENT_PROCESS, GIVEN_UP, interrupted
+from understudy.ports import Node
+from understudy.protocol import FrameIdentity
 from understudy.records import LEASE_SECONDS, Ask, CallState, InboxItem, LogEntry, Spawn
 from understudy.tool_hosting import Elicitation
 from understudy.workflows import WORKFLOW
@@ -32,9 +34,9 @@ from .delegation import wanted_by
 from .execution import Outcome, bind, execute, may_go_on, now, presentable, reconcile, reconcile_failed
 from .handoffs import handed_off, is_handoff
 from .hooks import Hooks, arguments_of
-from .parameters import SkillFiles
 from .reports import CallReports, Reports
 from .servers import FRAME_SECONDS, MOST_ATTEMPTS, SERVER_PROCESS, Servers, is_of_server
+from .skills import Skills, described
 from .task_calls import LOST, MOST_LOST, TASK_PROCESS, TaskCalls, begun, is_task, unloaded
 from .tools import LoadedTool, ToolContext
 from .window import Window
@@ -62,8 +64,8 @@ class CallOutcomes:
     """
 
     def __init__(
-        self, window: Window, commits: Commits, hooks: Hooks, patience: Patience, load: Loader, skills: SkillFiles,
-        tasks: TaskCalls, commands: NodeCommands, servers: Servers,
+        self, window: Window, node: Node, frame: FrameIdentity, commits: Commits, hooks: Hooks, patience: Patience,
+        load: Loader, servers: Servers,
     ) -> None:  # fmt: skip
         self.leave = False
         self.results: dict[str, Outcome] = {}
@@ -79,9 +81,9 @@ class CallOutcomes:
         self._hooks = hooks
         self._patience = patience
         self._load = load
-        self._skills = skills
-        self._tasks = tasks
-        self._commands = commands
+        self._skills = Skills(described(window.spec), node.blob)
+        self._tasks = TaskCalls(window, node, frame.frame_id, patience)
+        self._commands = NodeCommands(node, frame, window)
         self._servers = servers
         self._since: dict[str, tuple[int, int]] = {}  # when calls were last begun here, and how often by then
         self._told = {item.id for item in window.inbox}

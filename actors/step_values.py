@@ -26,13 +26,18 @@ SHOWN_VALUE = 100
 """Characters of a value that an error shows."""
 
 
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function says of its parameters, and of what it returns (`return`); nothing where that can't be found."""
+    try:
+        return typing.get_type_hints(inspect.unwrap(function))
+    except Exception:  # a name that only type checkers know
+        return {}
+
+
 @cache
 def result_type(function: Callable[..., Any]) -> Any:
     """What a function says that it returns; None if it says nothing, or nothing that can be found."""
-    try:
-        return typing.get_type_hints(inspect.unwrap(function)).get("return")
-    except Exception:  # a name that only type checkers know
-        return None
+    return hints_of(function).get("return")
 
 
 def typed(value: Any, kind: Any) -> Any:
@@ -45,17 +50,17 @@ def typed(value: Any, kind: Any) -> Any:
         return value
     if kind in JSON_TYPES:
         if not isinstance(value, JSON_TYPES[kind]) or (isinstance(value, bool) and kind is not bool):
-            raise WorkflowError(f"{shown(value)} is no {kind.__name__}")
+            raise WorkflowError(f"{_shortened(value)} is no {kind.__name__}")
         return value
     from pydantic import TypeAdapter
 
     try:
         return TypeAdapter(kind).validate_json(to_json(value))
     except Exception as error:  # also of a type that pydantic can't build, and what the type's own code does
-        raise WorkflowError(f"{shown(value)} is no {getattr(kind, '__name__', kind)}: {error}") from None
+        raise WorkflowError(f"{_shortened(value)} is no {getattr(kind, '__name__', kind)}: {error}") from None
 
 
-def shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     """A value, for an error."""
     text = to_json(value)
     return text if len(text) <= SHOWN_VALUE else f"{text[:SHOWN_VALUE]}…"

@@ -18,16 +18,13 @@ from understudy.workflows import step_path
 
 from .approval import as_edited
 from .call_outcomes import CallOutcomes
-from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .execution import MAX_RESULT_CHARACTERS, Outcome, presentable
 from .hooks import Hooks
 from .replay import Execution
 from .servers import Servers
-from .skills import Skills, described
 from .step_kinds import Steps, result_of
 from .step_values import as_value, of_step, result_type
-from .task_calls import TaskCalls
 from .tool_calls import COALESCE_SECONDS, WATCH_AFTER_SECONDS
 from .tools import LoadedTool
 from .window import Window
@@ -57,11 +54,7 @@ class StepWork:
         self._commits = commits
         self._load_tool = load
         self._steps = steps
-        skills, commands = Skills(described(window.spec), node.blob), NodeCommands(node, frame, window)
-        tasks = TaskCalls(window, node, frame.frame_id, patience)
-        self._outcomes = CallOutcomes(
-            window, commits, hooks, patience, self._load, skills, tasks, commands, servers
-        )  # fmt: skip
+        self._outcomes = CallOutcomes(window, node, frame, commits, hooks, patience, self._load, servers)
         self._limit = asyncio.Semaphore(window.spec["parallel_tools"])
         self._at_work: dict[asyncio.Task[Outcome | None], str] = {}
         self._watch: asyncio.Task[str] | None = None

@@ -18,15 +18,12 @@ from understudy.waiting import retrieve_error
 
 from .approval import as_edited, is_asked_first
 from .call_outcomes import CallOutcomes, Loader
-from .commanding import NodeCommands
 from .commits import Commits, Patience
 from .delegation import is_delegated, wait_for
 from .execution import Outcome, now
 from .handoffs import handoff_of, is_handoff
 from .hooks import Hooks
 from .servers import Servers
-from .skills import Skills, described
-from .task_calls import TaskCalls
 from .window import Window
 
 COALESCE_SECONDS = 0.05
@@ -48,9 +45,7 @@ class ToolCalls:
         self._hooks = hooks
         self._node = node
         self._frame_id = frame.frame_id
-        skills, commands = Skills(described(window.spec), node.blob), NodeCommands(node, frame, window)
-        tasks = TaskCalls(window, node, frame.frame_id, patience)
-        self._outcomes = CallOutcomes(window, commits, hooks, patience, load, skills, tasks, commands, servers)
+        self._outcomes = CallOutcomes(window, node, frame, commits, hooks, patience, load, servers)
 
     @property
     def leave(self) -> bool:

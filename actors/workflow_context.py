@@ -388,9 +388,7 @@ def _json(value: Any) -> str:
 
 
 def _value_of(result: Result, kind: Any = None) -> Any:
-    if result.outcome != "ok":
-        raise (StepTimeout if result.outcome == "timeout" else StepFailed)(result.text)
-    return typed(from_json(result.text), kind)
+    return typed(from_json(_text_of(result)), kind)
 
 
 def _text_of(result: Result) -> str:

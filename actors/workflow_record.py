@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from understudy.messages import NEVER, Message
 from understudy.workflows import CONTINUED, DIVERGED, ORIGIN, SNAPSHOT, step_path
 
 from .replay import Record, Result
-from .step_values import typed
+from .step_values import hints_of, typed
 from .workflow import arguments_of, definition_of
 
 SNAPSHOT_STEPS = 500
@@ -105,10 +104,7 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
     if known is not None and known.definition is not None:  # which looks at their schemas itself
         inputs = known.definition.inputs
         return {name: str if schema.get("type") == "string" else None for name, schema in inputs.items()}
-    try:
-        types = typing.get_type_hints(inspect.unwrap(function))
-    except Exception:  # a name that only type checkers know
-        types = {}
+    types = hints_of(function)
     return {name: types.get(name) for name in [*inspect.signature(function).parameters][1:]}
 
 

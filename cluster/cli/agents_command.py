@@ -16,7 +16,7 @@ from understudy.errors import InvalidInput
 from understudy.json_text import jsonable
 
 from .command import Json, command, counted, errors, print_json
-from .rendering import escape
+from .rendering import escape, tell_checked
 
 app = typer.Typer(help="Check and list agent files.", no_args_is_help=True)
 
@@ -83,25 +83,7 @@ def check(
         if not found:
             raise InvalidInput(f"there are no agents in {file}")
         checked += [_checked(each) for each in found]
-    ok = not any(item["problems"] for item in checked)
-    if json:
-        print_json({"ok": ok, "files": checked})
-        return 0 if ok else 1
-    console = Console(highlight=False)
-    for item in checked:
-        problems = item["problems"]
-        state = f"[red]{counted(len(problems), 'problem')}[/red]" if problems else "[green]ok[/green]"
-        console.print(f"{escape(item['file'])}: {state} {escape(item['summary'])}".rstrip(), soft_wrap=True)
-        if "sandbox" in item:
-            console.print(f"  sandbox here: {escape(item['sandbox'])}", soft_wrap=True)
-        if "git" in item:
-            console.print(f"  git here: {escape(item['git'])}", soft_wrap=True)
-        if item.get("missing_servers"):
-            missing = ", ".join(item["missing_servers"])
-            console.print(f"  MCP servers without a program here: {escape(missing)}", soft_wrap=True)
-        for problem in problems:
-            console.print(f"  [bold]{escape(problem['field'])}[/bold]: {escape(problem['problem'])}", soft_wrap=True)
-    return 0 if ok else 1
+    return tell_checked(checked, json=json)
 
 
 def _checked(file: Path) -> dict[str, Any]:

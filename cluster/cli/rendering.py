@@ -22,6 +22,7 @@ from understudy.reads import BudgetUse, DrainInfo, PendingInput, RunRecord, Wake
 from understudy.workflows import ORIGIN, SNAPSHOT, WORKFLOW, step_path
 
 from ..client.results import ServiceInfo, SessionInfo
+from .command import counted, print_json
 
 STATUS_STYLE = {
     "running": "green",
@@ -250,3 +251,26 @@ def print_checks(checks: list[Any]) -> None:
         console.print(f"{mark} {check.name}: {escape(check.found)}", soft_wrap=True)
         if check.advice and (check.warning or not check.ok):
             console.print(f"     {escape(check.advice)}", soft_wrap=True)
+
+
+def tell_checked(checked: list[dict[str, Any]], *, json: bool) -> int:
+    """Print what was found in files that were checked: their problems, and what of this machine they need; the exit
+    code."""
+    ok = not any(item["problems"] for item in checked)
+    if json:
+        print_json({"ok": ok, "files": checked})
+        return 0 if ok else 1
+    console = Console(highlight=False)
+    for item in checked:
+        problems = item["problems"]
+        state = f"[red]{counted(len(problems), 'problem')}[/red]" if problems else "[green]ok[/green]"
+        console.print(f"{escape(item['file'])}: {state} {escape(item['summary'])}".rstrip(), soft_wrap=True)
+        for name in ("sandbox", "git"):
+            if name in item:
+                console.print(f"  {name} here: {escape(item[name])}", soft_wrap=True)
+        if item.get("missing_servers"):
+            missing = ", ".join(item["missing_servers"])
+            console.print(f"  MCP servers without a program here: {escape(missing)}", soft_wrap=True)
+        for problem in problems:
+            console.print(f"  [bold]{escape(problem['field'])}[/bold]: {escape(problem['problem'])}", soft_wrap=True)
+    return 0 if ok else 1

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from understudy.errors import InvalidInput
 
 from .command import Json, command, counted, print_json
-from .rendering import escape
+from .rendering import tell_checked
 
 
 @command
@@ -41,18 +40,7 @@ def check(
 
     known = None if agents is None else [name for path in agents for name in agent_names(path)]
     checked = [_checked(file, known, tool) for file in files]
-    ok = not any(item["problems"] for item in checked)
-    if json:
-        print_json({"ok": ok, "files": checked})
-        return 0 if ok else 1
-    console = Console(highlight=False)
-    for item in checked:
-        problems = item["problems"]
-        state = f"[red]{counted(len(problems), 'problem')}[/red]" if problems else "[green]ok[/green]"
-        console.print(f"{escape(item['file'])}: {state} {escape(item['summary'])}".rstrip(), soft_wrap=True)
-        for problem in problems:
-            console.print(f"  [bold]{escape(problem['field'])}[/bold]: {escape(problem['problem'])}", soft_wrap=True)
-    return 0 if ok else 1
+    return tell_checked(checked, json=json)
 
 
 @command
