@@ -15,6 +15,7 @@ from understudy.messages import Message
 from understudy.ports import Death, Decide, Verdict
 from understudy.protocol import Work
 from understudy.records import ActivationId, CallState
+from understudy.workflows import STEPS, WORKFLOW
 
 from ..db.session_row import SessionRow
 from ..db.statements import OWNER, SESSION, TIMER
@@ -248,8 +249,13 @@ def _may_begin(tx: Transaction, row: SessionRow) -> bool:
 
 def _executing(tx: Transaction, row: SessionRow) -> list[CallState]:
     """Calls that a frame has to execute, or did when its process died; not those that are a child's or a person's, nor
-    those whose results are in the inbox: a sub-agent that a budget refused has no session."""
-    calls = [call for call in open_calls(tx, row) if call.state in EXECUTED and call.child_id is None]
+    those whose results are in the inbox: a sub-agent that a budget refused has no session. A workflow's steps that are
+    no tools are never executed in a frame: those that have not been handed over yet are as innocent as the others."""
+    innocent = STEPS if row.kind == WORKFLOW else frozenset()
+    calls = [
+        call for call in open_calls(tx, row)
+        if call.state in EXECUTED and call.child_id is None and call.tool not in innocent
+    ]  # fmt: skip
     told = {item.key for item in tx.inbox(row) if item.is_result} if calls else ()
     return [call for call in calls if call.call_id not in told]
 

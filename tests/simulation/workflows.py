@@ -179,11 +179,14 @@ class Drawn:
         """A whole program."""
         chosen = self._chosen
         parts = [self._part(2) for _ in range(chosen.choice((1, 2, 3, 5)))]
-        for _ in range(chosen.choice((0, 0, 1, 2))):
-            undo = {"do": "undo", **self._call(noted=False)}
-            parts.insert(chosen.randrange(len(parts) + 1), undo)
+        places = [chosen.randrange(len(parts) + 1) for _ in range(chosen.choice((0, 0, 1, 2)))]
         if chosen.random() < 0.15:
-            parts.insert(chosen.randrange(len(parts) + 1), {"do": "again", "most": chosen.choice((1, 2))})
+            # Before all that is to be undone: a workflow can't begin again with something to undo.
+            again = chosen.randrange(min(places, default=len(parts)) + 1)
+            parts.insert(again, {"do": "again", "most": chosen.choice((1, 2))})
+            places = [place + 1 for place in places]
+        for place in places:
+            parts.insert(place, {"do": "undo", **self._call(noted=False)})
         return {"do": "sequence", "parts": parts}
 
     def _part(self, depth: int) -> Node:
