@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sqlalchemy import delete as delete_from
 from sqlalchemy import func, insert, select, update
 
-from understudy.due_times import Step, fires_at, first_after, step, timing_problem
+from understudy.due_times import AT_ONCE, Step, fires_at, first_after, step, timing_problem
 from understudy.errors import InvalidInput, SessionClosed, UnderstudyError, UnknownSchedule, UnknownSession
 from understudy.messages import encodable
 from understudy.protocol import packed, unpacked
@@ -38,6 +38,12 @@ OF_SCHEDULES = ""
 
 QUEUE_MICROSECONDS = 5_000_000
 """What waits for the last firing's run looks for its end again after so long."""
+
+CHANGED = (
+    "next_at", "due_at", "missed", "fired", "skipped", "failed", "last_at", "last_session", "last_run", "problem",
+    "updated_at",
+)  # fmt: skip
+"""The columns that a firing changes."""
 
 SOURCE = "schedule"
 """Of the runs that schedules begin."""
@@ -136,21 +142,30 @@ def fire(tx: Transaction, name: str, due_at: int, homes: Homes) -> None:
     row = _locked(tx, name, skip=True)
     if row is None or not due_at or row["due_at"] != due_at:
         return
-    wanted = _wanted(row)
-    # Who waits for a time waits by a clock of its own: where the two differ, it has come.
-    passed = step(wanted, row["anchor"], row["next_at"], max(tx.now, due_at))
+    now = max(tx.now, due_at)  # who waits for a time waits by a clock of its own: where the two differ, it has come
+    for _ in range(AT_ONCE):  # of due times of which nothing begins, many may have passed
+        before, row = row, _dealt_with(tx, row, now, homes)
+        without_effect = row["skipped"] + row["failed"] > before["skipped"] + before["failed"]
+        if not without_effect or not 0 < row["due_at"] <= now:
+            break
+    _write(tx, name, {column: row[column] for column in CHANGED})
+
+
+def _dealt_with(tx: Transaction, row: Row, now: int, homes: Homes) -> Row:
+    """Do what is due of a schedule; its row then."""
+    wanted, name = _wanted(row), row["name"]
+    passed = step(wanted, row["anchor"], row["next_at"], now)
     values: Row = {"missed": row["missed"] + passed.missed, "updated_at": tx.now}
     if passed.at is not None:
         run_id = firing_identifier(name, passed.at)
         done = Fired("skipped", problem="it is paused") if row["paused"] else _fire(tx, row, run_id, homes)
         if done.outcome == "queued":
-            put_off = {"next_at": passed.at, "due_at": tx.now + QUEUE_MICROSECONDS, "problem": done.problem}
-            _write(tx, name, {**values, **put_off})
-            return
+            put_off = {"next_at": passed.at, "due_at": now + QUEUE_MICROSECONDS, "problem": done.problem}
+            return {**row, **values, **put_off}
         values |= {done.outcome: row[done.outcome] + 1, "last_at": passed.at, "problem": done.problem}
         if done.outcome == "fired":
             values |= {"last_session": done.session_id, "last_run": done.run_id}
-    _write(tx, name, {**values, **_following(wanted, passed, {**row, **values}["fired"])})
+    return {**row, **values, **_following(wanted, passed, {**row, **values}["fired"])}
 
 
 def _following(wanted: NewSchedule, passed: Step, fired: int) -> Row:
