@@ -145,14 +145,15 @@ with Cluster.connect(dsn, profiles=[ModelProfile("test", "sk-of-the-tests", url)
     over.set()
     thread.join()
     after = cluster.spawn(spec, session_id="after").send("hello", run_id="r").result(PATIENCE)
-    places = {event.node_id for session in sessions for event in session.events() if hasattr(event, "frame_id")}
-    events = [event for session in [*sessions, *some] for event in session.events()]
+    events = [event for session in sessions for event in session.events()]
+    events_of_some = [event for session in some for event in session.events()]
+    places = {event.node_id for event in events if hasattr(event, "frame_id")}
     found = {
         "light": len(light),
         "most": most,
         "statuses": sorted({result.status for result in [*results, *light, after]}),
         "redone": sum(session.info().tokens_redone for session in [*sessions, *some]),
-        "crashes": [repr(event) for event in events if event.type == "session_crashed"],
+        "crashes": [repr(event) for event in events + events_of_some if event.type == "session_crashed"],
         "places": len(places),
         "moves": sum(event.type == "session_moved" for event in events),
     }
