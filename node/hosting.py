@@ -86,12 +86,10 @@ class NodeHost:
         os.environ.update(settings.telemetry)
         telemetry = telemetry_of(os.environ)
         know(*passwords(settings.store), *header_values(telemetry))
-        # One writer per log: with SQLite the one service may move to another node and goes on with the same log.
-        writer = "node" if settings.store.startswith("sqlite") else f"node-{self._node_id[:12]}"
         return NodeConfig(
-            settings.store, settings.namespace, self._node_id, writer, settings.metrics_port, self._span_directory,
-            settings.schema_policy, self._address, telemetry, prices=settings.prices,
-            command_directory=_command_directory(settings),
+            settings.store, settings.namespace, self._node_id, writer_of(settings.store, self._node_id),
+            settings.metrics_port, self._span_directory, settings.schema_policy, self._address, telemetry,
+            prices=settings.prices, command_directory=_command_directory(settings),
         )  # fmt: skip
 
     async def owner(self) -> str | None:
@@ -134,6 +132,13 @@ class NodeHost:
         while True:
             self._last_beat = time.monotonic()
             await asyncio.sleep(0.5)
+
+
+def writer_of(store: str, node_id: str) -> str:
+    """What a node's log goes by in the store. Two services that commit at once must have different ones: the name has
+    the whole id, since ids may begin alike (`RAY_OVERRIDE_NODE_ID_FOR_TESTING`). SQLite has one service, which may move
+    to another node and goes on with the same log."""
+    return "node" if store.startswith("sqlite") else f"node-{node_id}"
 
 
 def _command_directory(settings: Settings) -> str:
