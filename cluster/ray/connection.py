@@ -70,6 +70,7 @@ class Connection(ClientConnection):
         super().__init__(settings, self.nodes)
         self._address = address
         self._supervisor: Any = None
+        self._only_found = False  # no other supervisor is asked that has taken the place of the one that was found
         self._profiles: list[ModelProfile] = []
         self._placements: dict[str, asyncio.Future[None]] = {}
         self._kept: dict[str, float] = {}
@@ -114,6 +115,16 @@ class Connection(ClientConnection):
         """Find the supervisor, whatever state it is in; whether there is one."""
         self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings)
         return self._supervisor is not None
+
+    async def find_supervisor_to_end(self) -> bool:
+        """Find the supervisor, if there is one, and ask no other from now on, should somebody start one meanwhile."""
+        self._only_found = True
+        return await self.find_supervisor()
+
+    async def is_ended(self) -> bool:
+        """Whether the supervisor that was found has been ended for good; one that Ray restarts has not."""
+        named = await asyncio.to_thread(supervisor_handle, self.settings)
+        return named is None or not is_same(named, self._supervisor)
 
     async def supervisor_pid(self) -> int:
         """The process of the supervisor, as Ray knows it; 0 if there is none."""
@@ -214,9 +225,19 @@ class Connection(ClientConnection):
             return settle(submitted(lambda: getattr(self._supervisor, method).remote(*arguments)))
 
         try:
-            return await Repeating(Patience(attempt=None, gone=RETRY_SECONDS)).call(attempt)
+            return await Repeating(Patience(attempt=None, gone=RETRY_SECONDS)).call(attempt, choose=self._look_again)
         except ServiceGone as error:
             raise ClusterUnreachable(f"the services don't answer: {error.message}") from None
+
+    async def _look_again(self, number: int) -> None:
+        """Before a call is repeated: the supervisor may have been ended for good, and another one started. Raises
+        `ServiceGone` where that is not to be asked."""
+        if not number:
+            return
+        if not self._only_found:
+            self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings) or self._supervisor
+        elif await self.is_ended():
+            raise ServiceGone("somebody has ended them")
 
     async def spawn(
         self,
@@ -331,6 +352,7 @@ class Connection(ClientConnection):
     async def end(self, timeout: float) -> None:
         """End the services that were found (`find_supervisor`), and none that somebody has started since: in good
         order, if they come to an end within so many seconds, else at once."""
+        self._only_found = True
         if timeout and self._supervisor is not None:
             try:
                 async with asyncio.timeout(timeout + DRAIN_SPARE_SECONDS):

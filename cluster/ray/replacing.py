@@ -56,26 +56,33 @@ async def _replace(connection: Connection, timeout: float, of_other_settings: bo
     if not names:
         return []
     reasons = []
-    answers = await connection.find_supervisor()
-    if answers:
-        try:
+    answers = await connection.find_supervisor_to_end()
+    try:
+        if answers:
             await connection.version(timeout)
-        except ClusterUnreachable:
-            if await connection.supervisor_pid():
-                raise
-            # Ray has it in its list, of a former cluster perhaps, and can start it nowhere.
-            answers, reasons = False, ["their supervisor has no process"]
-    versions = await other_versions(names)
+        versions = await other_versions(names)
+        if answers and of_other_settings and not versions:
+            reasons = await _other_settings_of(connection)
+    except ClusterUnreachable:
+        if not await connection.is_ended() and await connection.supervisor_pid():
+            raise
+        # Somebody else ends them; or Ray lists it, of a former cluster perhaps, and can start it nowhere.
+        answers, reasons = False, ["their supervisor has no process"]
+        versions = await other_versions(names)
     if versions:
         await check_installed(timeout)
         reasons = [f"version {version} (this is {VERSION})" for version in versions]
-    elif answers and of_other_settings:
-        await connection.hand_over()
-        reasons = await connection.different_settings()
-        keepers = await connection.keepers() if reasons else []
-        if keepers:
-            raise other_settings(f"they are kept by another `understudy up --keep` ({'; '.join(keepers)})", reasons)
     if reasons:
         log.warning("the services are replaced: %s", "; ".join(reasons))
         await connection.end(timeout if answers else 0.0)
     return reasons
+
+
+async def _other_settings_of(connection: Connection) -> list[str]:
+    """Settings of the services that differ. Raises `Conflict` if some do and somebody keeps the services."""
+    await connection.hand_over()
+    different = await connection.different_settings()
+    keepers = await connection.keepers() if different else []
+    if keepers:
+        raise other_settings(f"they are kept by another `understudy up --keep` ({'; '.join(keepers)})", different)
+    return different

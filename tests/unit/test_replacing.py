@@ -129,6 +129,27 @@ def test_services_that_began_meanwhile_are_not_ended(ray: Ray, settings: Setting
     assert ray.ended == [11, 12]
 
 
+def test_services_that_are_ended_while_they_are_asked_are_not_waited_for(ray: Ray, settings: Settings) -> None:
+    """Given services that another `up --keep` ends, and starts anew, while this one asks for their settings, then this
+    one waits for no answer of theirs, and ends none of the new ones; what it asks from then on, the new ones answer
+    only if it is not about to end services."""
+    old = ray.start(1, settings={"UNDERSTUDY_MAX_ACTORS": "7"})
+
+    async def ended() -> Any:
+        if ray.actors[ray.names[0]] is old:
+            ray.start(11, settings={"UNDERSTUDY_MAX_ACTORS": "8"})
+        raise ServiceGone("the actor is dead")
+
+    old.settings = SimpleNamespace(remote=ended)
+    connection = Connection(settings, "played")
+    connection._supervisor = old
+    assert any("UNDERSTUDY_MAX_ACTORS=8" in found for found in asyncio.run(connection.different_settings()))
+    ray.actors = dict.fromkeys(ray.names, old)
+    assert replace(settings) == ["their supervisor has no process"]
+    assert ray.ended == []
+    assert [actor._actor_id for actor in ray.actors.values()] == [11, 12]
+
+
 class Running:
     """A cluster as `up` finds it after its own start."""
 
