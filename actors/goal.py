@@ -13,20 +13,13 @@ import msgspec
 
 from understudy.errors import GoalNotMet, NoVerdict, StepFailed
 from understudy.json_text import to_json
+from understudy.workflows import GOAL, VERDICT
 
 from .workflow import workflow
 from .workflow_context import WorkflowContext
 
-GOAL = "goal"
-"""The name of the workflow."""
-
-VERDICT = "verdict-"
-"""How the names begin under which the verdicts are published; the number of the round follows."""
-
 WORKER = "worker"
 """The worker's conversation."""
-
-MOST_ROUNDS = 1_000
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -26,12 +26,13 @@ from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord
 from understudy.schedules import LATEST, SKIP, NewSchedule, ScheduleSet
 from understudy.spec import AgentSpec, Budget
 from understudy.workflow_definition.steps import Definition
+from understudy.workflows import GOAL_ROUNDS
 
 from . import background
 from .client_connection import ClientConnection
 from .compiling import Compiled, by_value, compile_spec, place, require_own_workspace
 from .extensions import offered_profiles
-from .goals import ROUNDS, goal_of
+from .goals import goal_of
 from .handoff_targets import output_type_of
 from .method import client_method, constructor
 from .packages import refuse_temporary
@@ -166,7 +167,7 @@ class Cluster:
     @client_method
     def goal(
         self, condition: str, task: str, *, agent: AgentSpec, evaluator: AgentSpec | None = None,
-        max_rounds: int = ROUNDS, budget: Budget | tuple[Budget, ...] | None = None, session_id: str | None = None,
+        max_rounds: int = GOAL_ROUNDS, budget: Budget | tuple[Budget, ...] | None = None, session_id: str | None = None,
         run_id: str | None = None,
     ) -> Coroutine[Any, Any, Run]:  # fmt: skip
         """Have an agent work on a task until a condition holds (`docs/goals.md`); returns when that is durable.

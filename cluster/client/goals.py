@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from understudy.access import Worktree
-from understudy.actors.goal import EVALUATOR_INSTRUCTIONS, GOAL, MOST_ROUNDS, VERDICT_SCHEMA, goal
+from understudy.actors.goal import EVALUATOR_INSTRUCTIONS, VERDICT_SCHEMA, goal
 from understudy.actors.workflow import WorkflowDefinition
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.spec import AgentSpec, Budget
 from understudy.strict import listed
+from understudy.workflows import GOAL, MOST_GOAL_ROUNDS
 
 from .compiling import require_own_workspace
 
 EVALUATOR = "evaluator"
 """The name of the evaluator where none is given."""
-
-ROUNDS = 5
-"""Rounds of a goal, unless it says."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,12 @@ def goal_of(
     for name, text in (("condition", condition), ("task", task)):
         if not isinstance(text, str) or not text.strip():
             raise InvalidInput(f"the {name} of a goal must be a text")
-    if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or not 1 <= max_rounds <= MOST_ROUNDS:
-        raise InvalidInput(f"a goal has 1 to {MOST_ROUNDS} rounds, not {max_rounds!r}")
+    if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or not 1 <= max_rounds <= MOST_GOAL_ROUNDS:
+        raise InvalidInput(f"a goal has 1 to {MOST_GOAL_ROUNDS} rounds, not {max_rounds!r}")
     for name, given in (("agent", agent), ("evaluator", evaluator)):
         if not isinstance(given, AgentSpec) and (name == "agent" or given is not None):
             raise InvalidInput(f"{name} must be an AgentSpec, not {type(given).__name__}")
-    judge = evaluator if evaluator is not None else _evaluator(agent)
+    judge = evaluator if evaluator is not None else default_evaluator(agent)
     _check(agent, judge)
     worker, judge, options = _at_work(agent, judge.model_copy(update={"output_type": VERDICT_SCHEMA}))
     options |= {"budget": budget} if budget is not None else {}
@@ -63,8 +61,8 @@ def goal_of(
     )
 
 
-def _evaluator(agent: AgentSpec) -> AgentSpec:
-    """One that has the worker's model, and reads where that works."""
+def default_evaluator(agent: AgentSpec) -> AgentSpec:
+    """The evaluator where none is given: one that has the worker's model, and reads where that works."""
     return AgentSpec(
         name=EVALUATOR, instructions=EVALUATOR_INSTRUCTIONS, model=agent.model, profile=agent.profile,
         tools=("explore",) if agent.workspace is not None else (),

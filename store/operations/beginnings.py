@@ -9,8 +9,8 @@ from sqlalchemy import bindparam, func, literal_column, select
 
 from understudy import events
 from understudy.errors import RunConflict, SessionClosed, SessionConflict
-from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
 from understudy.handoffs import present
+from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
 from understudy.messages import Message, encodable
 from understudy.records import LEASE_SECONDS, Spawn
 from understudy.workflows import AGENT
