@@ -1,4 +1,4 @@
-"""Copies of a session's messages, with which another one begins: a fork, or a sub-agent that goes on from one before it.
+"""Copies of a session's messages, with which another one begins: a fork, or a sub-agent that goes on from another.
 
 The copies have the `seq` of the originals, so a model is sent the very same beginning, and what refers to messages by
 their `seq` stays right. What else the original's log has at these places is missing, as if retention had removed it.
