@@ -11,18 +11,27 @@ from understudy.approvals import QUESTION
 from understudy.approvals import result_of as answered
 from understudy.errors import InvalidSpec
 from understudy.identifiers import child_identifier, digest
-from understudy.json_text import to_json
+from understudy.json_text import from_json, to_json
 from understudy.messages import Message, ToolCall
 from understudy.records import Ask, CallState, InboxItem, Spawn, child_text
 from understudy.wakeups import WAIT, microseconds
 from understudy.windows import known_window
-from understudy.workflows import ASK_STEP, CHILD_STEPS, EVENT_STEP, MODEL_AGENT, ORIGIN, SLEEP_STEP, WORKFLOW_STEP
+from understudy.workflows import (
+    ASK_STEP,
+    CHILD_STEPS,
+    EVENT_STEP,
+    MODEL_AGENT,
+    ORIGIN,
+    SLEEP_STEP,
+    WORKFLOW_STEP,
+    step_identifier,
+)
 from understudy.worktrees import for_child
 
 from .code import import_reference
 from .execution import Outcome, now
 from .output_types import output_of_type
-from .replay import Wanted
+from .replay import Record, Wanted
 from .tools import describe
 from .window import Window
 from .workflow_context import ChildWanted, StoreWanted, ToolWanted
@@ -73,8 +82,12 @@ class Steps:
         self._tools[step.tool] = found
         return found
 
-    def handed_over(self, call: CallState, step: Wanted) -> HandedOver | Outcome:
-        """What a step that is not done here asks for; the outcome of its call if that can't be."""
+    def handed_over(self, call: CallState, step: Wanted, record: Record) -> HandedOver | Outcome:
+        """What a step that is not done here asks for; the outcome of its call if that can't be.
+
+        Args:
+            record: of the steps before it.
+        """
         if isinstance(step, ChildWanted):
             spec = self._child(step)
             if isinstance(spec, str):
@@ -83,7 +96,9 @@ class Steps:
             started = CallState(
                 call.call_id, "started", call.tool, call.arguments, index=call.index, child_id=child, executions=1
             )
-            return HandedOver(started, spawn=Spawn(call.call_id, child, spec, step.task))
+            before = _before(step, record) if step.conversation else None
+            continues = step_identifier(self._window.run_id or "", before) if before is not None else ""
+            return HandedOver(started, spawn=Spawn(call.call_id, child, spec, step.task, continues=continues))
         assert isinstance(step, StoreWanted)
         return _asked(call, step)
 
@@ -123,6 +138,16 @@ class Steps:
         if EVENT_STEP in tools or ASK_STEP in tools or tools - CHILD_STEPS - {SLEEP_STEP}:
             return "input"
         return "timer" if SLEEP_STEP in tools else "child"
+
+
+def _before(step: ChildWanted, record: Record) -> str | None:
+    """The path of the step whose conversation an agent goes on with; None if there is none."""
+    for path, result in reversed(record.results):
+        tool, arguments = record.asked[path]
+        said = from_json(arguments) if tool == step.tool and result.outcome == "ok" else {}
+        if (said.get("agent"), said.get("conversation")) == (step.agent, step.conversation):
+            return path
+    return None
 
 
 def result_of(call: CallState, item: InboxItem) -> Outcome:

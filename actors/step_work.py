@@ -98,7 +98,7 @@ class StepWork:
         return Outcome.of(call.result)
 
     async def _hand_over(self, path: str, call: CallState, execution: Execution) -> Outcome | None:
-        wanted = self._steps.handed_over(call, execution.waiting[path])
+        wanted = self._steps.handed_over(call, execution.waiting[path], execution.record)
         if isinstance(wanted, Outcome):
             return await self._outcomes.conclude(call, wanted, executions=0)
         draft = self._commits.draft

@@ -79,12 +79,14 @@ class ChildWanted(Wanted):
         task: the session's input.
         changes: of the agent's specification.
         output_type: what its answer is made to.
+        conversation: the name of one that it goes on with; empty: it begins with nothing.
     """
 
     agent: str = ""
     task: str = ""
     changes: dict[str, Any] | None = None
     output_type: Any = None
+    conversation: str = ""
 
 
 @dataclass(eq=False)
@@ -133,13 +135,15 @@ class WorkflowContext:
 
     def agent(
         self, agent: Any, task: str, *, output_type: Any = None, instructions: str | None = None,
-        model: str | None = None, retry: Retry | None = None,
+        model: str | None = None, conversation: str = "", retry: Retry | None = None,
     ) -> Awaitable[Any]:  # fmt: skip
         """Have an agent do a task in a session of its own; its answer: a text, or the agent's output.
 
         Args:
             agent: an `AgentSpec`, or the name of one in `@workflow(agents=…)`.
             output_type, instructions, model: instead of the agent's own.
+            conversation: a name: the session begins with what was said in the step of this agent and this name that has
+                completed last, so the agent goes on from there.
 
         Raises:
             StepFailed: its run did not complete (`details["status"]`).
@@ -152,7 +156,7 @@ class WorkflowContext:
         own = getattr(agent, "output_type", None)
         changes = {"output_type": output_type, "instructions": instructions, "model": model}
         kind = output_type if output_type is not None else own
-        return self._child(AGENT_STEP, name, task, changes, kind, retry)
+        return self._child(AGENT_STEP, name, task, changes, kind, retry, conversation)
 
     def model(
         self, model: str | None, prompt: str, *, output_type: Any = None, instructions: str = "",
@@ -186,13 +190,15 @@ class WorkflowContext:
         return self._child(WORKFLOW_STEP, definition.name, task, {}, result_type(workflow), retry)
 
     def _child(
-        self, step: str, agent: str, task: str, changes: dict[str, Any], kind: Any, retry: Retry | None
-    ) -> Awaitable[Any]:
+        self, step: str, agent: str, task: str, changes: dict[str, Any], kind: Any, retry: Retry | None,
+        conversation: str = "",
+    ) -> Awaitable[Any]:  # fmt: skip
         given = {name: value for name, value in changes.items() if value is not None}
         said: dict[str, Any] = {"agent": agent, "task": task}
+        said |= {"conversation": conversation} if conversation else {}
         said |= {name: value for name, value in given.items() if name != "output_type"}
         read = partial(_value_of, kind=kind)
-        return self._again(lambda: ChildWanted(step, _json(said), read, agent, task, given, kind), retry)
+        return self._again(lambda: ChildWanted(step, _json(said), read, agent, task, given, kind, conversation), retry)
 
     def sleep(self, seconds: float) -> Awaitable[None]:
         """Go on so many seconds from now; no process is held meanwhile. At least 0, at most ten years."""

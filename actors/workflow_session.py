@@ -19,6 +19,7 @@ from understudy.approvals import QUESTION
 from understudy.errors import (
     Fenced,
     InvalidInput,
+    StepFailed,
     ToolError,
     UnderstudyError,
     UnknownSession,
@@ -52,6 +53,9 @@ from .worktrees import WorkingTree
 logger = logging.getLogger(__name__)
 
 WorkflowLoader = Callable[[dict[str, Any]], Awaitable[LoadedWorkflow]]
+
+BUDGET_EXCEEDED = "budget_exceeded"
+"""How a run ends whose code fails with a step that a budget has ended."""
 
 RETRY, FAIL = "retry", "fail"
 """What a person can say of code that asks for other steps than the log has."""
@@ -271,7 +275,8 @@ class WorkflowActivation:
 
     async def _failed(self, error: UnderstudyError) -> Step:
         error.session_id = error.session_id or self.window.session_id
-        return await self._finish(Finish("failed", error=error.to_wire()))
+        spent = isinstance(error, StepFailed) and error.details.get("status") == BUDGET_EXCEEDED
+        return await self._finish(Finish(BUDGET_EXCEEDED if spent else "failed", error=error.to_wire()))
 
     async def _finish(self, finish: Finish) -> Step:
         """The end of the run; every call that is open has a result then."""

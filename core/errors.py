@@ -500,6 +500,20 @@ class WorkflowDiverged(WorkflowError):
     hint = "Mend the code, or guard the change with `ctx.patched`; then answer `retry`: the run goes on from its log."
 
 
+class GoalNotMet(WorkflowError):
+    """A goal was not met in so many rounds as it may have; `details` has the last verdict's `reason`, and `rounds`."""
+
+    code = "goal_not_met"
+    hint = "The work so far is there. Run it again with more rounds, or a condition that can be met."
+
+
+class NoVerdict(WorkflowError):
+    """Nobody knows whether a goal is met: the evaluator came to no verdict, and none is guessed."""
+
+    code = "no_verdict"
+    hint = "`understudy tree SESSION` has the evaluator's session; mend what its run failed with, and run it again."
+
+
 class RunFailed(UnderstudyError):
     """A run ended without a usable answer."""
 

@@ -256,6 +256,8 @@ class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         background: nobody waits for it: the call has its result at once.
+        continues: the call whose sub-agent has ended, with a copy of whose conversation this one begins; empty: with
+            nothing.
     """
 
     call_id: str
@@ -263,6 +265,7 @@ class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
     spec: dict[str, Any]
     text: str
     background: bool = False
+    continues: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -36,6 +36,12 @@ CONTINUED, SNAPSHOT = "continued", "snapshot"
 """The names of records that make all before them needless: the code begins with a new input, or this is what it said.
 """
 
+GOAL, GOAL_ROUNDS, MOST_GOAL_ROUNDS = "goal", 5, 1_000
+"""The name of the workflow that pursues a goal; its rounds unless it says, and at most."""
+
+VERDICT = "verdict-"
+"""How the names begin under which a goal's verdicts are published; the number of the round follows."""
+
 MODEL_AGENT = "model"
 """The agent of a workflow's specification that makes the model calls of its `model` steps."""
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from understudy.approvals import IN_DOUBT, QUESTION
 from understudy.errors import (
@@ -153,8 +153,12 @@ class Following:
 
     Args:
         interactive: there is a person at a terminal, who is asked what the agents ask.
+
+    Attributes:
+        command: by which a run is followed again.
     """
 
+    command: ClassVar[str] = "run"
     cluster: Cluster
     session: Session
     run: Run

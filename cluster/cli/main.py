@@ -20,6 +20,7 @@ from . import (
     certify_command,
     console_command,
     dashboards_command,
+    goal_command,
     mcp_command,
     notes_command,
     rendering,
@@ -49,6 +50,7 @@ app = typer.Typer(
 )
 
 app.command()(run_command.run)
+app.command()(goal_command.goal)
 app.command()(mcp_command.mcp)
 app.add_typer(agents_command.app, name="agents")
 app.add_typer(tools_command.app, name="tools")

@@ -111,7 +111,7 @@ def run(
         raise InvalidInput('say what to do: understudy run "PROMPT"; to wait for a run: --session and --run-id')
     if run_id is not None and session is None:
         raise InvalidInput("--run-id goes with --session: each session has run ids of its own")
-    _check(session, run_id, content)  # before there is a session
+    check(session, run_id, content)  # before there is a session
     if dry_run:
         if session is not None:
             raise InvalidInput("--dry-run shows a new session's first request, without a store: leave out --session")
@@ -126,7 +126,8 @@ def run(
         return follow(cluster, handle, sent, timeout=timeout, reads=prompt != "-", store=store, json=json)
 
 
-def _check(session: str | None, run_id: str | None, content: str | None) -> None:
+def check(session: str | None, run_id: str | None, content: str | None) -> None:
+    """Refuse ids and an input that can't be. Raises `InvalidInput`."""
     named = {"--session": session, "--run-id": run_id}
     problems = [identifier_problem(value, name) for name, value in named.items() if value is not None]
     problems += [content_problem(content)] if content is not None else []
@@ -172,7 +173,8 @@ def _seq(cluster: Cluster, session: str | None) -> int | None:
 
 
 def follow(
-    cluster: Cluster, session: Session, run: Run, *, timeout: float | None, reads: bool, store: str | None, json: bool
+    cluster: Cluster, session: Session, run: Run, *, timeout: float | None, reads: bool, store: str | None, json: bool,
+    kind: type[Following] | None = None,
 ) -> int:  # fmt: skip
     """Follow a run to its end, or until it waits for people; returns the exit code.
 
@@ -180,33 +182,38 @@ def follow(
         timeout: seconds to wait; the run goes on.
         reads: stdin is not read for something else.
         store: the command's option, for the commands that are told.
+        kind: what is shown of it; None: what is of any run.
     """
+    from .following import Following
+
+    kind = kind or Following
     try:
-        return _follow(cluster, session, run, timeout=timeout, reads=reads, store=store, json=json)
+        return _follow(cluster, session, run, timeout=timeout, reads=reads, store=store, json=json, kind=kind)
     except DeadlineExceeded:
-        _say_how_to_go_on(session, run, store)
+        _say_how_to_go_on(session, run, store, kind)
         raise
     except KeyboardInterrupt as interruption:
         terminated = isinstance(interruption, Terminated)
         said = TERMINATED if terminated else "interrupted"
         errors.print(f"{said}; the run goes on", style="yellow", soft_wrap=True)
-        _say_how_to_go_on(session, run, store)
+        _say_how_to_go_on(session, run, store, kind)
         raise typer.Exit(143 if terminated else 130) from None
 
 
-def _say_how_to_go_on(session: Session, run: Run, store: str | None) -> None:
-    _hint("wait for it", "run", "--session", session.id, "--run-id", run.run_id, store=store)
+def _say_how_to_go_on(session: Session, run: Run, store: str | None, kind: type[Following]) -> None:
+    _hint("wait for it", kind.command, "--session", session.id, "--run-id", run.run_id, store=store)
     _hint("end it", "cancel", session.id, store=store)
 
 
 def _follow(
-    cluster: Cluster, session: Session, run: Run, *, timeout: float | None, reads: bool, store: str | None, json: bool
+    cluster: Cluster, session: Session, run: Run, *, timeout: float | None, reads: bool, store: str | None, json: bool,
+    kind: type[Following],
 ) -> int:  # fmt: skip
-    from .following import Following, Screen
+    from .following import Screen
 
     verbose = logging.getLogger().isEnabledFor(logging.INFO)
     screen = Screen(streams=not json and sys.stdout.isatty(), thinks=not json and verbose and errors.is_terminal)
-    following = Following(cluster, session, run, screen, interactive=reads and not json and _at_terminal())
+    following = kind(cluster, session, run, screen, interactive=reads and not json and _at_terminal())
     result = following.result(timeout)
     if json:
         print_json(jsonable(result) if result is not None else _waiting(following))
@@ -215,7 +222,7 @@ def _follow(
     if not json:
         if result is None:
             errors.print("[yellow]it waits for an answer[/yellow]; then:", soft_wrap=True)
-            _hint("go on", "run", "--session", session.id, "--run-id", run.run_id, store=store)
+            _hint("go on", kind.command, "--session", session.id, "--run-id", run.run_id, store=store)
         else:
             if result.status in FAILED_STATUSES:
                 _hint("do it again", "resume", session.id, "--again", store=store)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from understudy.actors.results import rendered
 from understudy.actors.step_values import result_type
-from understudy.actors.workflow import arguments_of
+from understudy.actors.workflow import WorkflowDefinition, arguments_of
 from understudy.attachments import Given
 from understudy.config import ModelProfile, Settings, model_profiles_from_environment
 from understudy.errors import InvalidConfiguration, InvalidInput
@@ -24,13 +24,15 @@ from understudy.prices import price_table
 from understudy.protocol import NewSession
 from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord
 from understudy.schedules import LATEST, SKIP, NewSchedule, ScheduleSet
-from understudy.spec import AgentSpec
+from understudy.spec import AgentSpec, Budget
 from understudy.workflow_definition.steps import Definition
+from understudy.workflows import GOAL_ROUNDS
 
 from . import background
 from .client_connection import ClientConnection
 from .compiling import Compiled, by_value, compile_spec, place, require_own_workspace
 from .extensions import offered_profiles
+from .goals import goal_of
 from .handoff_targets import output_type_of
 from .method import client_method, constructor
 from .packages import refuse_temporary
@@ -159,13 +161,46 @@ class Cluster:
         """
         function = workflow_function(workflow, keywords)
         definition = definition_required(function)
+        given = arguments_of(function, arguments, keywords)
+        return self._begun(definition, given, result_type(function), session_id, run_id)
+
+    @client_method
+    def goal(
+        self, condition: str, task: str, *, agent: AgentSpec, evaluator: AgentSpec | None = None,
+        max_rounds: int = GOAL_ROUNDS, budget: Budget | tuple[Budget, ...] | None = None, session_id: str | None = None,
+        run_id: str | None = None,
+    ) -> Coroutine[Any, Any, Run]:  # fmt: skip
+        """Have an agent work on a task until a condition holds (`docs/goals.md`); returns when that is durable.
+
+        In each round the agent does the task, and then an evaluator that is independent of it says whether the
+        condition holds; the next round begins with its reason. `RunResult.output` is the answer that met the condition.
+        A goal is a workflow (`workflow`); its run fails as `goal_not_met`, or as `no_verdict`.
+
+        Args:
+            agent: goes on in one conversation, from round to round.
+            evaluator: a new session in each round. None: one that has the agent's model, and reads in its workspace.
+            max_rounds: at most 1,000.
+            budget: of all that is done for the goal.
+
+        Raises:
+            InvalidInput: a text is empty, or there are too many rounds.
+            InvalidSpec: an agent can't be used.
+            SessionConflict, RunConflict: see `workflow`.
+        """
+        wanted = goal_of(condition, task, agent, evaluator, max_rounds, budget)
+        return self._begun(wanted.workflow, wanted.input, output_type_of(agent), session_id, run_id)
+
+    def _begun(
+        self, definition: WorkflowDefinition, given: dict[str, Any], output_type: Any, session_id: str | None,
+        run_id: str | None,
+    ) -> Coroutine[Any, Any, Run]:  # fmt: skip
+        """A workflow's session, with its run."""
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
         compiled = compile_workflow(
             definition, model=self._settings.model, profile=self._profile, pickle=self._pickle
         )  # fmt: skip
-        content = rendered(arguments_of(function, arguments, keywords)).text
-        metadata = dict(definition.options.get("metadata") or {})
-        created = self._create(compiled, identifier, metadata, result_type(function))
+        content = rendered(given).text
+        created = self._create(compiled, identifier, dict(definition.options.get("metadata") or {}), output_type)
 
         async def started() -> Run:
             session = await created()

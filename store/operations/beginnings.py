@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import bindparam, func, literal_column, select
 
 from understudy import events
 from understudy.errors import RunConflict, SessionClosed, SessionConflict
+from understudy.handoffs import present
 from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
-from understudy.messages import encodable
+from understudy.messages import Message, encodable
 from understudy.records import LEASE_SECONDS, Spawn
 from understudy.workflows import AGENT
 
 from ..db.prepared import Row
 from ..db.session_row import SessionRow
-from ..db.statements import REQUEST, RUN, SESSION, TIMER
+from ..db.statements import REQUEST, RUN, SESSION, TIMER, TOOL_CALL
 from ..transaction import Transaction
-from . import charging, upgrades
+from . import charging, copies, upgrades
 
 TASK = "task"
 """Run id of a child's one task, given by its parent."""
@@ -54,6 +56,13 @@ SELECT_CLOSED = select(SESSION.c.closed).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
 )
 SELECT_CREATED = select(SESSION.c.created_at).where(
+    SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
+)
+SELECT_CHILD = select(TOOL_CALL.c.child_id).where(
+    TOOL_CALL.c.namespace == bindparam("ns"), TOOL_CALL.c.session_id == bindparam("session"),
+    TOOL_CALL.c.call_id == bindparam("call"),
+)  # fmt: skip
+SELECT_METADATA = select(SESSION.c.metadata_json).where(
     SESSION.c.namespace == bindparam("ns"), SESSION.c.session_id == bindparam("session")
 )
 SELECT_CONTENT = select(RUN.c.content).where(
@@ -227,12 +236,20 @@ def spawn(tx: Transaction, parent: SessionRow, wanted: Spawn, *, interrupted: bo
     if refusal is not None:
         _refuse(tx, parent, wanted, "budget_exceeded", refusal.error(parent.session_id))
         return False
+    origin = _child_of(tx, parent, wanted.continues) if wanted.continues else None
     parent.children_open += 0 if wanted.background else 1
     _begin(
-        tx, parent, wanted.call_id, wanted.child_id, wanted.spec, wanted.text, background=wanted.background
+        tx, parent, wanted.call_id, wanted.child_id, wanted.spec, wanted.text, background=wanted.background,
+        origin=origin,
     )  # fmt: skip
     _say_started(tx, parent, wanted)
     return True
+
+
+def _child_of(tx: Transaction, parent: SessionRow, call_id: str) -> str | None:
+    """The sub-agent that a call has created; the last one, where its task was started again."""
+    found: str | None = tx.read_one(SELECT_CHILD, parent.session_id, session=parent.session_id, call=call_id)
+    return found
 
 
 def _say_started(tx: Transaction, parent: SessionRow, wanted: Spawn) -> None:
@@ -253,7 +270,8 @@ def _refuse(tx: Transaction, parent: SessionRow, wanted: Spawn, status: str, err
 
 
 def start_again(tx: Transaction, parent: SessionRow, ended: SessionRow, delay: int) -> bool:
-    """Start a sub-agent's task anew, after `delay` microseconds: in another session, without what the last one knew.
+    """Start a sub-agent's task anew, after `delay` microseconds: in another session, without what the last one knew,
+    but for what that began with.
 
     The parent's call waits on; the result it gets will be the new session's. False if a budget does not allow it, or
     its id is another session's.
@@ -276,7 +294,10 @@ def start_again(tx: Transaction, parent: SessionRow, ended: SessionRow, delay: i
         parent.session_id, ended.call_id, state="started", epoch=parent.epoch, executions=number + 1,
         result=None, child_id=child_id,
     )  # fmt: skip
-    _begin(tx, parent, ended.call_id, child_id, spec, task, replaces=ended, delay=delay)
+    metadata = tx.read_one(SELECT_METADATA, ended.session_id, session=ended.session_id) or {}
+    _begin(
+        tx, parent, ended.call_id, child_id, spec, task, replaces=ended, delay=delay, origin=metadata.get(copies.FROM)
+    )
     return True
 
 
@@ -288,14 +309,18 @@ def told(tx: Transaction, child: SessionRow) -> None:
 
 def _begin(
     tx: Transaction, parent: SessionRow, call_id: str, child_id: str, spec: dict[str, Any], task: Any, *,
-    replaces: SessionRow | None = None, delay: int = 0, background: bool = False,
+    replaces: SessionRow | None = None, delay: int = 0, background: bool = False, origin: str | None = None,
 ) -> None:  # fmt: skip
-    placement: str = spec.get("placement", parent.placement)
+    begun = _copied(tx, origin) if origin is not None else _Begun()
+    known = present(spec, begun.agent)
+    placement: str = known.get("placement", parent.placement)
+    metadata = {**(spec.get("metadata") or {}), **(copies.source(begun.origin, begun.at) if begun.at else {})}
     create_session(
         tx, child_id, spec, spec_hash=spec["hash"], placement=placement, node_id=parent.node_id,
-        metadata=spec.get("metadata") or {}, parent=parent, call_id=call_id,
-        replaces=replaces, background=background,
+        metadata=metadata, parent=parent, call_id=call_id, replaces=replaces, background=background,
+        forked=begun.at, origin=begun.origin, agent=begun.agent,
     )  # fmt: skip
+    copies.write(tx, begun.origin, child_id, begun.messages)
     tx.append(parent, events.ChildSpawned(call_id=call_id, child_id=child_id, child_agent=spec["name"]))
     if delay:
         pause(tx, tx.session(child_id), delay)
@@ -303,6 +328,26 @@ def _begin(
         tx, child_id, TASK, task, trace_id=parent.trace_id, sampled=parent.recorded, source="parent",
         parent_span_id=tool_span_identifier(parent.session_id, call_id),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What a sub-agent begins with: copies of the messages of another one, under the agent that this was then."""
+
+    origin: str = ""
+    at: int = 0
+    agent: str = ""
+    messages: tuple[Message, ...] = ()
+
+
+def _copied(tx: Transaction, origin: str) -> _Begun:
+    """The conversation of a sub-agent, as far as it has come."""
+    row, messages = tx.find(origin), tx.messages(origin, 0)
+    if row is None:  # it was removed since
+        return _Begun()
+    at = copies.whole_places(messages)[-1]
+    agent = copies.agent_of(messages, at, row)
+    return _Begun(origin if at else "", at, agent, tuple(message for message in messages if message.seq <= at))
 
 
 def pause(tx: Transaction, row: SessionRow, delay: int, *, outlasts: bool = False) -> None:

@@ -1,34 +1,21 @@
-"""Forks: a session that begins with copies of another one's messages.
-
-The copies have the `seq` of the originals, so a model is sent the very same beginning, and what refers to messages by
-their `seq` stays right. What else the original's log has at these places is missing, as if retention had removed it.
-Copies are of runs, and of tool calls, that the fork itself never had: their ids begin with `COPIED`, as no id does that
-a caller may choose. Nothing of them is charged to the fork.
-"""
+"""Forks: a session that begins with copies of another one's messages (`copies`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
 from sqlalchemy import select
 
 from understudy.errors import InvalidInput, SessionConflict
-from understudy.handoffs import ORIGIN as HANDED_OFF
-from understudy.handoffs import agent_at, present
-from understudy.identifiers import COPIED
-from understudy.messages import Message, ToolCall
+from understudy.handoffs import present
+from understudy.messages import Message
 from understudy.protocol import Fork, Spawned
 from understudy.workflows import WORKFLOW
 
-from ..db.statements import MESSAGE, SESSION, TOOL_CALL
-from ..entries import message_row
+from ..db.statements import SESSION
 from ..transaction import Transaction
-from . import code
+from . import code, copies
 from .beginnings import create_session
-
-FROM, AT = "forked_from", "forked_at"
-"""What a fork's metadata say of its origin."""
 
 
 def fork(tx: Transaction, session_id: str, wanted: Fork, node_id: str) -> Spawned:
@@ -46,7 +33,7 @@ def fork(tx: Transaction, session_id: str, wanted: Fork, node_id: str) -> Spawne
         SessionConflict: the fork's id is another session's.
     """
     origin = tx.session(session_id)
-    source = {FROM: session_id, AT: str(wanted.at)}
+    source = copies.source(session_id, wanted.at)
     existing = tx.find(wanted.session_id)
     if existing is not None:
         known = _metadata(tx, wanted.session_id)
@@ -62,17 +49,13 @@ def fork(tx: Transaction, session_id: str, wanted: Fork, node_id: str) -> Spawne
     spec = tx.specification(session_id)
     for needed in sorted(code.digests(spec, origin.placement)):
         code.touch(tx, needed)
-    records = ((message.seq, message.extra or {}) for message in messages if message.origin == HANDED_OFF)
-    agent = agent_at(records, wanted.at, origin.agent)
+    agent = copies.agent_of(messages, wanted.at, origin)
     placement = present(spec, agent).get("placement", origin.placement)
     create_session(
         tx, wanted.session_id, spec, spec_hash=origin.spec_hash, placement=placement, node_id=node_id,
         metadata={**_metadata(tx, session_id), **source}, forked=wanted.at, origin=session_id, agent=agent,
     )  # fmt: skip
-    for message in copied:
-        copy = _copy(message)
-        tx.insert(MESSAGE, message_row(wanted.session_id, message.seq, copy, message.created_at))
-    _copy_calls(tx, session_id, wanted.session_id, copied)
+    copies.write(tx, session_id, wanted.session_id, copied)
     return Spawned(True, node_id)
 
 
@@ -85,12 +68,7 @@ def _metadata(tx: Transaction, session_id: str) -> dict[str, str]:
 
 def _require_whole(messages: Sequence[Message], at: int, session_id: str) -> None:
     """Refuse a place at which a tool call has no result yet, or no message is. Raises `InvalidInput`."""
-    allowed, waiting = [0], set[str]()
-    for message in messages:
-        waiting |= {call.call_id for call in message.tool_calls}
-        waiting.discard(message.tool_call_id or "")
-        if not waiting:
-            allowed.append(message.seq)
+    allowed = copies.whole_places(messages)
     if at in allowed:
         return
     near = [*[seq for seq in allowed if seq < at][-1:], *[seq for seq in allowed if seq > at][:1]]
@@ -101,30 +79,3 @@ def _require_whole(messages: Sequence[Message], at: int, session_id: str) -> Non
         session_id=session_id,
         details={"allowed": near},
     )
-
-
-def _copy(message: Message) -> Message:
-    """A message as the fork has it. A model is sent the same: calls keep the ids under which it knows them."""
-    calls = tuple(
-        ToolCall(COPIED + call.call_id, call.name, call.arguments, call.provider_id or call.call_id)
-        for call in message.tool_calls
-    )
-    run_id = COPIED + message.run_id if message.run_id is not None else None
-    answered = COPIED + message.tool_call_id if message.tool_call_id is not None else None
-    return replace(message, run_id=run_id, tool_calls=calls, tool_call_id=answered)
-
-
-def _copy_calls(tx: Transaction, session_id: str, fork_id: str, messages: Sequence[Message]) -> None:
-    """The rows of the calls that these messages have, each with its result."""
-    wanted = {call.call_id for message in messages for call in message.tool_calls}
-    if not wanted:
-        return
-    statement = select(TOOL_CALL).where(TOOL_CALL.c.namespace == tx.namespace, TOOL_CALL.c.session_id == session_id)
-    for row in tx.read(statement.order_by(TOOL_CALL.c.call_id), session_id).mappings().all():
-        if row["call_id"] in wanted:
-            tx.insert(
-                TOOL_CALL,
-                {**row, "session_id": fork_id, "call_id": COPIED + row["call_id"], "run_id": COPIED + row["run_id"],
-                 "provider_id": row["provider_id"] or row["call_id"], "state": "done", "epoch": 0, "result": None,
-                 "child_id": None},
-            )  # fmt: skip
