@@ -38,7 +38,7 @@ from scrape import scrape
 from stalls import stalls
 from trees import budget, cancel, tree
 from waiting import waiting
-from workflows import workflows
+from workflows import long_workflow, workflows
 
 SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "memory": memory,
@@ -63,6 +63,7 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "waiting": waiting,
     "stalls": stalls,
     "workflows": workflows,
+    "long": long_workflow,
 }
 
 
