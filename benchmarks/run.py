@@ -38,6 +38,7 @@ from scrape import scrape
 from stalls import stalls
 from trees import budget, cancel, tree
 from waiting import waiting
+from workflows import long_workflow, workflows
 
 SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "memory": memory,
@@ -61,6 +62,8 @@ SCENARIOS: dict[str, Callable[[Bench], list[Row]]] = {
     "page": fleet_page,
     "waiting": waiting,
     "stalls": stalls,
+    "workflows": workflows,
+    "long": long_workflow,
 }
 
 

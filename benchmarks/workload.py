@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from understudy import AgentSpec, tool
+from understudy import AgentSpec, WorkflowContext, tool, workflow
 
 MODEL_CALLS, TOOL_CALLS = 4, 3
 
@@ -77,3 +77,27 @@ def noting(delay: float = 0.0) -> AgentSpec:
 def answering(delay: float = 0.0, **fields: Any) -> AgentSpec:
     """One model call of `delay` seconds and no tools: it runs in frames of the default placement."""
     return agent("answering", [{"text": "done", "delay": delay}], tools=[], **fields)
+
+
+one_answer = answering()
+
+
+@workflow
+async def over_items(ctx: WorkflowContext, count: int, at_once: int) -> int:
+    """A call of a tool for each item."""
+    return len(await ctx.foreach(range(count), lambda number: ctx.tool(lookup, str(number)), limit=at_once))
+
+
+@workflow(agents=[one_answer])
+async def over_agents(ctx: WorkflowContext, count: int, at_once: int) -> int:
+    """An agent for each item."""
+    return len(await ctx.foreach(range(count), lambda number: ctx.agent(one_answer, f"item {number}"), limit=at_once))
+
+
+@workflow
+async def many_steps(ctx: WorkflowContext, count: int) -> int:
+    """A call of a tool for each item, then a wait for a signal."""
+    found = await ctx.foreach(range(count), lambda number: ctx.tool(lookup, str(number)), limit=100)
+    await ctx.publish("taken", len(found))
+    await ctx.event("go")
+    return len(found)

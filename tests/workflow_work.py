@@ -12,11 +12,23 @@ import random
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from understudy import AgentSpec, RestartPolicy, ToolContext, WorkflowContext, tool, workflow
-from understudy.events import ModelCallCompleted, SessionCrashed
+from sqlalchemy import select
+
+from understudy import AgentSpec, Cluster, RestartPolicy, Session, ToolContext, WorkflowContext, tool, workflow
+from understudy.events import ModelCallCompleted, SessionCrashed, ToolFinished
+from understudy.store.db.engine import Database
+from understudy.store.db.statements import SESSION
+
+from .faults import Head, Stage, gone, kill, of, staged, wait_until
+from .soak_facts import Log
+from .soak_kills import FRAME, GATEWAY, NODE, SUPERVISOR, Watch, is_a
+
+WORKFLOW, CHILD = "workflow", "agent"
+KINDS = (WORKFLOW, CHILD, NODE, CHILD, GATEWAY, WORKFLOW, SUPERVISOR, CHILD)
 
 NEVER_GIVEN_UP = RestartPolicy(max_restarts=10_000, stuck_after=1_000, backoff_max=0.2)
 
@@ -56,95 +68,137 @@ async def every(ctx: WorkflowContext, agent: dict[str, Any], path: str, items: i
 
 
 class Deaths:
-    """Kills processes of a cluster, of each kind in turn, while a run goes on."""
+    """Kills processes of a cluster while a workflow makes progress, spread over the whole of it.
 
-    ROLES = ("frame", "frame", "node", "frame", "gateway", "frame", "supervisor")
+    Attributes:
+        killed: how often, by kind. `WORKFLOW` and `CHILD` are processes that hold the workflow, and one of its agents.
+    """
 
-    def __init__(self, stage: Any, seed: int) -> None:
-        self._stage = stage
-        self._chosen = random.Random(seed)
+    def __init__(self, stage: Stage, watch: Watch, session_id: str, count: int, seed: int) -> None:
         self.killed: Counter[str] = Counter()
+        self._watch = watch
+        self._session_id = session_id
+        self._count = count
+        self._random = random.Random(seed)
+        self._planned = [KINDS[number % len(KINDS)] for number in range(count)]
+        self._store = Database(stage.dsn)
 
-    def next(self) -> None:
-        """Kill one more process."""
-        from .faults import kill
+    @property
+    def left(self) -> int:
+        """How many are to come."""
+        return len(self._planned)
 
-        role = self.ROLES[sum(self.killed.values()) % len(self.ROLES)]
-        pids = self._stage.pids(role)
-        if pids:
-            try:
-                kill(self._chosen.choice(pids))
-            except ProcessLookupError:
+    def due(self, share: float) -> bool:
+        """Whether one more is due when that share of the work is done."""
+        return bool(self._planned) and share >= (self._count - self.left + 0.5) / (self._count + 1)
+
+    def kill_one(self) -> None:
+        """Kill the first of those planned that can be killed now; what must be put off stays the first."""
+        for number, kind in enumerate(self._planned):
+            if kind in self._planned[:number]:
+                continue
+            found = self._pids(kind)
+            if found:
+                pid = self._random.choice(found)
+                kill(pid)
+                wait_until(lambda pid=pid: gone(pid), f"the end of process {pid}")  # type: ignore[misc]
+                self.killed[self._planned.pop(number)] += 1
                 return
-            self.killed[role] += 1
+
+    def close(self) -> None:
+        """Let the store go."""
+        self._store.close()
+
+    def _pids(self, kind: str) -> list[int]:
+        if kind not in (WORKFLOW, CHILD):
+            known = self._watch.pids.get(kind, []) if self._watch.both_know_the_key() else []
+            return [pid for pid in known if is_a(kind, pid)]
+        column = SESSION.c.session_id if kind == WORKFLOW else SESSION.c.parent_id
+        where = column == self._session_id, SESSION.c.active == 1, SESSION.c.actor_pid.is_not(None)
+        with self._store.read() as connection:
+            found = connection.execute(select(SESSION.c.actor_pid).where(*where).distinct()).scalars()
+            return [pid for pid in found if is_a(FRAME, pid)]
 
 
-def work(stage: Any, items: int, kills: int, limit: int, *, seed: int = 0, patience: float = 600.0) -> dict[str, Any]:
+def work(stage: Stage, items: int, kills: int, limit: int, *, seed: int = 0, patience: float = 600.0) -> dict[str, Any]:
     """Run the workflow while processes die; the facts of it.
 
     Raises:
-        AssertionError: an item is missing, or was done twice, or has another answer than it should.
+        AssertionError: an item is missing, or was done twice, or has another answer than it should; or not so many
+            processes were killed.
     """
     worker = AgentSpec(name="worker", model="m", profile=stage.profile, restart=NEVER_GIVEN_UP)
-    path = str(stage.directory / "effects")
+    path = stage.directory / "effects"
     began = time.monotonic()
-    chosen = every.__understudy_workflow__
     run = stage.cluster.workflow(
-        with_agents(chosen, [worker]), worker.model_dump(mode="json", exclude_defaults=True), path, items, limit,
-        session_id=f"work-{seed}",
+        with_agents(every.__understudy_workflow__, [worker]), worker.model_dump(mode="json", exclude_defaults=True),
+        str(path), items, limit, session_id=f"work-{seed}",
     )  # fmt: skip
     session = stage.cluster.session(run.session_id)
     stage.sessions.append(session)
-    deaths = Deaths(stage, seed)
-    share = max(1, items // (3 * kills + 1))
-    done = 0
-    while sum(deaths.killed.values()) < kills and time.monotonic() - began < patience:
-        now = len(Path(path).read_text().splitlines()) if os.path.exists(path) else 0
-        if now >= items or stage.query("SELECT 1 FROM run WHERE session_id = :id AND finished_at > 0", id=session.id):
-            break
-        if now >= done + share or deaths.killed.total() == 0:
-            done = now
-            deaths.next()
-        time.sleep(0.05)
+    watch = Watch(stage)
+    watch.start()
+    deaths = Deaths(stage, watch, session.id, kills, seed)
+    try:
+        while deaths.left and time.monotonic() - began < patience:
+            done = path.read_text().count("\n") if path.exists() else 0
+            if done >= items:
+                break
+            if deaths.due(done / items):
+                deaths.kill_one()
+            time.sleep(0.02)
+    finally:
+        watch.stop()
+        deaths.close()
     result = run.result(patience, check=True)
     seconds = time.monotonic() - began
-    assert result.output == [f"offline: item {number}" for number in range(items)]
-    effects = Counter(Path(path).read_text().split())
-    assert effects == Counter(str(number) for number in range(items)), effects.most_common(3)
-    children = [info for info in session.tree() if info.parent_id == session.id]
-    assert len(children) == items
-    answers: Counter[bool] = Counter()
-    for info in children[:200]:
-        answers.update(
-            event.redone for event in stage.cluster.session(info.id).events() if isinstance(event, ModelCallCompleted)
-        )
-    crashes = sum(isinstance(event, SessionCrashed) for event in session.events())
-    stage.check(session)
+    facts = judged(stage, session, result.output, items)
+    assert not deaths.left, f"{deaths.left} of {kills} kills are left; killed: {deaths.killed}"
+    lost = limit * deaths.killed[GATEWAY]  # so many calls can have been under way with a gateway that died
+    assert facts["answers paid twice"] <= lost, facts
     return {
         "items": items, "limit": limit, "seconds": round(seconds, 1), "killed": dict(deaths.killed),
-        "crashes of the workflow": crashes, "redone answers of 200": answers[True],
+        "load": round(os.getloadavg()[0], 1), **facts,
     }  # fmt: skip
+
+
+def judged(stage: Stage, session: Session, output: Any, items: int) -> dict[str, int]:
+    """What the store, the effects and the result say: each item once, and right."""
+    assert output == [f"offline: item {number}" for number in range(items)]
+    effects = Counter((stage.directory / "effects").read_text().split())
+    assert effects == Counter(str(number) for number in range(items)), effects.most_common(3)
+    log = Log(stage.dsn)
+    below = [info.id for info in session.tree() if info.parent_id == session.id]
+    assert len(below) == items
+    answers = [event for child in below for event in of(log.events[child], ModelCallCompleted)]
+    assert Counter(event.session_id for event in answers) == Counter(below), "an agent was answered twice"
+    steps = of(log.events[session.id], ToolFinished)
+    assert Counter(event.call_id for event in steps).most_common(1)[0][1] == 1, "a step has two results"
+    stage.check(session)
+    return {
+        "crashes of the workflow": len(of(log.events[session.id], SessionCrashed)),
+        "crashes of its agents": sum(len(of(log.events[child], SessionCrashed)) for child in below),
+        "answers paid twice": sum(event.redone for event in answers),
+    }
 
 
 def with_agents(definition: Any, agents: list[AgentSpec]) -> Any:
     """The workflow with agents that only this process knows."""
-    from dataclasses import replace
-
     function = definition.function
     function.__understudy_workflow__ = replace(definition, agents=tuple(agents))
     return function
 
 
 def main() -> None:
-    from understudy import Cluster
-
-    from .faults import Head, staged
-
-    parser = argparse.ArgumentParser()
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.workflow_work", description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
     parser.add_argument("--items", type=int, default=1000)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--limit", type=int, default=16)
+    parser.add_argument("--limit", type=int, default=16, help="items at a time")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=20.0, help="all must be done by then")
     given = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="workflow-"))
     head = Head(directory)
@@ -154,7 +208,9 @@ def main() -> None:
         dsn = f"sqlite:///{directory}/store.db"
         with Cluster.connect(dsn, max_actors=6, standby=1) as cluster:
             with staged(dsn, directory / "stage") as stage:
-                print(json.dumps(work(stage, given.items, given.kills, given.limit, seed=given.seed)))
+                patience = 60 * given.minutes
+                facts = work(stage, given.items, given.kills, given.limit, seed=given.seed, patience=patience)
+                print(json.dumps(facts))
             cluster.shutdown()
     finally:
         head.close()

@@ -34,6 +34,7 @@ from . import (
     up_command,
     workflow_command,
     workflow_files_command,
+    worktrees_command,
 )
 from .command import Commands, Json, SessionId, Store, command, connected, print_json
 
@@ -55,6 +56,7 @@ app.command()(mcp_command.mcp)
 app.add_typer(agents_command.app, name="agents")
 app.add_typer(tools_command.app, name="tools")
 app.add_typer(schedules_command.app, name="schedules")
+app.add_typer(worktrees_command.app, name="worktrees")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(approve_command.approve)

@@ -78,6 +78,9 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="JSON Schema that the answer must fit.", exists=True, dir_okay=False),
     ] = None,
+    worktree: Annotated[
+        bool, typer.Option("--worktree", help="Work in a git worktree of its own, merged when the run completes.")
+    ] = False,
     session: Annotated[str | None, typer.Option(help="Continue this session, or create it under this id.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait; the run goes on.", min=0.0)] = None,
@@ -103,7 +106,7 @@ def run(
 
     options = AgentOptions(
         agent, tuple(tool or ()), model, instructions, allow_bash,
-        sandbox.value if sandbox else None, max_rounds, budget_tokens, output_schema
+        sandbox.value if sandbox else None, max_rounds, budget_tokens, output_schema, worktree,
     )  # fmt: skip
     spec, text = options.read(Path.cwd())
     content = sys.stdin.read() if prompt == "-" else prompt if prompt is not None else text

@@ -18,6 +18,7 @@ from .agent_file import read_agent
 from .agent_resolving import import_from
 from .checking import agent_problems
 from .extensions import extensions, find_tool
+from .worktree_listing import repository_of
 
 DEFAULT_NAME = "assistant"
 
@@ -48,6 +49,7 @@ class AgentOptions:
         sandbox: the backend of its sandbox.
         budget_tokens: of the session and all below it.
         output_schema: a file with the JSON Schema that the answer must fit.
+        worktree: the session has a git worktree of its own, of the repository that the directory is in.
     """
 
     file: Path | None = None
@@ -59,6 +61,7 @@ class AgentOptions:
     max_rounds: int | None = None
     budget_tokens: int | None = None
     output_schema: Path | None = None
+    worktree: bool = False
 
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) != field.default for field in fields(self))
@@ -72,6 +75,7 @@ class AgentOptions:
 
         Raises:
             InvalidInput, InvalidSpec: see `read_agent`; every problem of the options is told at once.
+            WorktreeFailed: a worktree is wanted, and there is no repository.
         """
         given: dict[str, Any] = {"name": DEFAULT_NAME}
         text = None
@@ -79,6 +83,8 @@ class AgentOptions:
             file = read_agent(self.file)
             given, text = dict(file.spec), file.input
         given.update(self._fields(given, directory))
+        if self.worktree and not isinstance(given.get("workspace"), Worktree):
+            given["workspace"] = Worktree(repository=str(repository_of(directory)))
         workers = IN_WORKSPACE & {item for item in given.get("tools", ()) if isinstance(item, str)}
         if workers and given.get("workspace") is None:
             given["workspace"] = str(directory)
