@@ -127,7 +127,8 @@ class ScheduleInfo:
 
     Attributes:
         content: the input of each firing.
-        session_id: the session that gets it; empty where each firing creates one, of the agent `agent`.
+        session_id: the session that gets it; empty where each firing creates one.
+        agent, workflow: of which agent, or which workflow it runs.
         cron, zone, every, at, start, until, jitter: see `understudy.schedules.Timing`.
         overlap, catch_up, window, max_firings: see `understudy.schedules.NewSchedule`.
         paused: due times pass, and nothing fires.
@@ -145,6 +146,7 @@ class ScheduleInfo:
     content: Any
     session_id: str
     agent: str
+    workflow: str
     cron: str
     zone: str
     every: float

@@ -90,8 +90,12 @@ def show(name: Name, store: Store = None, json: Json = False) -> int:
 @command
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the schedule.")],
-    prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="The input of each firing; `-` reads it from stdin.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROMPT | NAME=VALUE…]",
+            help="The input of each firing (`-`: from stdin), or a workflow's inputs: a value is JSON, or a text.",
+        ),
     ] = None,
     agent: Annotated[
         Path | None,
@@ -100,7 +104,27 @@ def create(
         ),
     ] = None,
     session: Annotated[str | None, typer.Option(help="Or each is an input to this session.")] = None,
-    model: Annotated[str | None, typer.Option(help="Of the agent.")] = None,
+    workflow: Annotated[
+        str | None,
+        typer.Option(
+            "--workflow",
+            "-w",
+            metavar="WORKFLOW",
+            help="Or each runs this workflow: MODULE:FUNCTION, FILE.py:FUNCTION, or a definition's FILE.yaml or .json.",
+        ),
+    ] = None,
+    given: Annotated[
+        str | None, typer.Option("--input", metavar="JSON", help="An object with the workflow's inputs; `-`: stdin.")
+    ] = None,
+    agents: Annotated[
+        list[Path] | None,
+        typer.Option("--agents", help="Of a definition: a file, or a directory of files, of agents; repeatable."),
+    ] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option("--tool", "-t", help="Of a definition: a tool that its steps may name; repeatable."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Of the agent, or where a workflow names none.")] = None,
     cron: Annotated[str | None, typer.Option(help='Five fields, or @daily: "0 3 * * 1-5".')] = None,
     zone: Annotated[str, typer.Option(help="The time zone of --cron, and of times without one.")] = "UTC",
     every: Annotated[str | None, typer.Option(help="90s, 5m, 12h, 7d.")] = None,
@@ -124,24 +148,51 @@ def create(
     \b
     understudy schedules create triage --agent triage.toml --cron "0 3 * * 1-5" --zone Europe/Berlin
     understudy schedules create pulse "Anything new?" --session watch-1 --every 5m
+    understudy schedules create report --workflow flows.py:review path=src --cron @daily
     """
-    spec, text = _agent(agent, model) if session is None else (None, None)
-    if session is not None and (agent or model):
-        raise InvalidInput("--session goes without --agent and --model: the session is of its agent")
-    content = sys.stdin.read() if prompt == "-" else prompt if prompt is not None else text
-    if content is None:
-        raise InvalidInput(f'say what to do: understudy schedules create {name} "PROMPT"')
     options: dict[str, Any] = {
         "cron": cron, "zone": zone, "every": _seconds("--every", every), "at": _moment("--at", at),
         "start": _moment("--start", start), "until": _moment("--until", until),
         "jitter": _seconds("--jitter", jitter) or 0.0, "overlap": overlap.value, "catch_up": catch_up.value,
         "window": _seconds("--window", window), "max_firings": max_firings,
     }  # fmt: skip
-    with connected(store) as cluster:
-        schedule = cluster.schedule(name, content, agent=spec, session=session, **options)
-        found = schedule.info()
+    if workflow is None and (given is not None or agents or tools):
+        raise InvalidInput("--input, --agents and --tool are a workflow's: name one with --workflow")
+    if workflow is not None:
+        if agent is not None or session is not None:
+            raise InvalidInput("--workflow goes without --agent and --session: each firing has a session of its own")
+        what = _of_workflow(workflow, given, words or [], agents or [], tools or [])
+    else:
+        what = _of_prompt(name, words or [], agent, session, model)
+    with connected(store, model=model if workflow is not None else None) as cluster:
+        found = cluster.schedule(name, **what, **options).info()
     print_json(_wire(found)) if json else _print(found)
     return 0
+
+
+def _of_workflow(
+    target: str, given: str | None, pairs: list[str], agents: list[Path], tools: list[str]
+) -> dict[str, Any]:  # fmt: skip
+    """The workflow of each firing, with its input."""
+    from ..client.workflow_target import find_workflow, input_of
+
+    function = find_workflow(target, Path.cwd(), agents, tools)
+    return {"workflow": function, "input": input_of(function, sys.stdin.read() if given == "-" else given, pairs)}
+
+
+def _of_prompt(
+    name: str, words: list[str], agent: Path | None, session: str | None, model: str | None
+) -> dict[str, Any]:  # fmt: skip
+    """The input of each firing, with the agent of its session or the session that gets it."""
+    if len(words) > 1:
+        raise InvalidInput(f"one PROMPT is taken, in quotes, and not {len(words)}; NAME=VALUE is for --workflow")
+    if session is not None and (agent or model):
+        raise InvalidInput("--session goes without --agent and --model: the session is of its agent")
+    spec, text = _agent(agent, model) if session is None else (None, None)
+    content = text if not words else sys.stdin.read() if words[0] == "-" else words[0]
+    if content is None:
+        raise InvalidInput(f'say what to do: understudy schedules create {name} "PROMPT"')
+    return {"content": content, "agent": spec, "session": session}
 
 
 @app.command()
@@ -234,7 +285,9 @@ def _when(found: ScheduleInfo) -> str:
 
 
 def _what(found: ScheduleInfo) -> str:
-    return f"session {found.session_id}" if found.session_id else f"a session of {found.agent}"
+    if found.session_id:
+        return f"session {found.session_id}"
+    return f"workflow {found.workflow}" if found.workflow else f"a session of {found.agent}"
 
 
 def _wire(found: ScheduleInfo) -> dict[str, Any]:

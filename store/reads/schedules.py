@@ -10,6 +10,7 @@ from understudy.errors import UnknownSchedule
 from understudy.protocol import unpacked
 from understudy.reads import ScheduleInfo
 from understudy.schedules import NewSchedule
+from understudy.workflows import WORKFLOW
 
 from ..db.prepared import Row, first, read
 from ..db.statements import SCHEDULE, columns_of
@@ -52,5 +53,7 @@ def _info(row: Row) -> ScheduleInfo:
     rules = {name: getattr(wanted, name) for name in ("content", "session_id", "overlap", "catch_up", "window",
                                                        "max_firings")}  # fmt: skip
     times = {name: getattr(timing, name) for name in timing.__struct_fields__}
-    agent = wanted.spec["name"] if wanted.spec is not None else ""
-    return ScheduleInfo(**{**row, **rules, **times, "agent": agent, "paused": bool(row["paused"]), "by": by})
+    of_each: Row = {"agent": "", "workflow": ""}
+    if wanted.spec is not None:
+        of_each["workflow" if wanted.spec.get("kind") == WORKFLOW else "agent"] = wanted.spec["name"]
+    return ScheduleInfo(**{**row, **rules, **times, **of_each, "paused": bool(row["paused"]), "by": by})
