@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from understudy import WorkflowContext, workflow
+from understudy.cluster.client.workflows import compile_workflow, definition_required
 from understudy.errors import InvalidInput, SessionClosed, UnknownSchedule, UnknownSession
 from understudy.store.db.statements import SCHEDULE
 from understudy.store.operations import code, schedules
@@ -101,6 +104,36 @@ async def test_each_firing_has_a_session(kernel: k.Kernel) -> None:
         assert (info["agent"], info["metadata_json"]) == ("clerk", {"for": "night"})
     found = await kernel.ask("read", "sessions", [], {})
     assert len({row["session_id"] for row in found}) == 2
+
+
+@workflow
+async def naps(ctx: WorkflowContext, seconds: float) -> str:
+    """Sleep."""
+    await ctx.sleep(seconds)
+    return "rested"
+
+
+def of_workflow(function: Any = naps, **given: Any) -> dict[str, Any]:
+    """What a schedule says of a workflow that is to run with this input."""
+    spec = compile_workflow(definition_required(function), model="offline", profile="offline", pickle=None).spec
+    return {"spec": spec, "placement": "", "content": json.dumps(given)}
+
+
+async def test_a_workflow_runs_once_for_each_due_time(kernel: k.Kernel) -> None:
+    """Given a schedule of a workflow, when several fire each due time at once, then each has one session, in which the
+    workflow has run once; while it sleeps the next due time is skipped."""
+    await put(kernel, **of_workflow(seconds=0.05))
+    for _ in range(2):
+        done = await fire(kernel, times=3)
+        run = await kernel.end(done["last_session"], done["last_run"])
+        assert (run["status"], run["text"], run["source"]) == ("completed", "rested", "schedule")
+    found = await kernel.ask("read", "sessions", [], {})
+    assert [row["kind"] for row in found] == ["workflow"] * 2
+    assert (counts(done), done["workflow"], done["agent"]) == ({"fired": 2}, "naps", "")
+    assert await put(kernel, **of_workflow(seconds=3600)) == "replaced"
+    napping = await fire(kernel)
+    await kernel.until(napping["last_session"], "timer_set")
+    assert counts(await fire(kernel)) == {"fired": 1, "skipped": 1}
 
 
 async def test_who_fires_twice_changes_nothing(kernel: k.Kernel) -> None:
