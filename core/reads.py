@@ -138,6 +138,7 @@ class ScheduleInfo:
         triggered: firings that were asked for beside these.
         last_at: the due time that came last.
         last_session, last_run: what the last firing has begun.
+        last_status: the status of that run; empty if there is none, or it was removed.
         problem: why the last due time did not fire; empty if it did.
         by: who has set it (`Cluster.connect(identity=…)`).
     """
@@ -169,6 +170,7 @@ class ScheduleInfo:
     last_at: int
     last_session: str
     last_run: str
+    last_status: str
     problem: str
     created_at: int
     updated_at: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -224,7 +225,12 @@ def test_the_commands(cluster: LocalCluster, command: Command, tmp_path: Path) -
     assert fired["outcome"] == "fired"
     run = cluster.session(fired["session_id"]).run(fired["run_id"]).result(PATIENCE, check=True)
     assert run.text == "offline: look at the issues"
-    assert "0 fired, 1 triggered" in command("show", "nightly").stdout
+    shown = command("show", "nightly").stdout
+    assert "0 fired, 1 triggered" in shown
+    assert re.search(r"next +20\S+ \d\d:\d\d:\d\d[+-]\d\d:\d\d, in \d+[dhm]", shown)
+    assert "last       run completed" in shown
+    assert "run completed" in command("list").stdout
+    assert json.loads(command("show", "nightly", "--json").stdout)["last_status"] == "completed"
     assert json.loads(command("resume", "nightly", "--json").stdout) == {"resumed": True}
     assert [command("delete", "nightly").stdout, command("delete", "nightly").stdout] == [
         "deleted\n",
@@ -297,6 +303,29 @@ def test_a_workflow_that_a_command_can_not_schedule(command: Command, words: tup
     assert json.loads(command("list", "--json").stdout) == {"schedules": []}
 
 
+def test_what_became_of_the_last_due_time(cluster: LocalCluster, command: Command) -> None:
+    """Given a schedule that has fired, and one that is paused, then the list says when that was, how the run stands,
+    and when a due time did not fire."""
+    for name in ("fires", "waits"):
+        command("create", name, "go", "--every", "1s", "--max-firings", "1")
+        if name == "waits":
+            command("pause", name)
+    until_fired(cluster, "fires", 1)
+    cluster.session(cluster.schedule("fires").info().last_session).run(
+        cluster.schedule("fires").info().last_run
+    ).result(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while not cluster.schedule("waits").info().skipped:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    fires, waits = (
+        next(line for line in command("list").stdout.splitlines() if name in line) for name in ("fires", "waits")
+    )
+    assert re.search(r"fired \S+ ago, run completed", fires)
+    assert re.search(r"not fired \S+ ago", waits)
+    assert "problem    it is paused" in command("show", "waits").stdout
+
+
 def test_what_is_triggered_and_skipped(cluster: LocalCluster, command: Command) -> None:
     """Given a run that has not ended, when its schedule is triggered again, then the command fails and says why."""
     cluster.spawn(AgentSpec(name="a", instructions='offline-script: [{"delay": 60}]'), session_id="s")
@@ -313,7 +342,11 @@ def test_what_is_triggered_and_skipped(cluster: LocalCluster, command: Command) 
     [
         (("show", "none"), 1, "there is no schedule 'none'"),
         (("trigger", "none"), 1, "there is no schedule 'none'"),
-        (("create", "n", "x", "--every", "often"), 2, "must be a duration: 90s, 5m, 12h, 7d"),
+        (
+            ("create", "n", "x", "--every", "often"),
+            2,
+            "'often' is no duration: write seconds as a number, or a text as 30s, 5m, 1h30m or 2d",
+        ),
         (("create", "n", "x", "--at", "soon"), 2, "must be a time"),
         (("create", "n", "x", "--cron", "99 * * * *"), 2, "bad minute"),
         (("create", "n", "x"), 2, "give one of cron, every and at"),
