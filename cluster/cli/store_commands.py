@@ -239,7 +239,8 @@ def prune(
     if trees is None and events is None and not session:
         raise InvalidInput("nothing to do: name a rule, --trees DURATION, --events DURATION or --session ID")
     at = now()
-    rules = Rules(session, *(0 if age is None else at - int(age * 1e6) for age in (trees, events)), at)
+    trees_before, events_before = (0 if age is None else at - int(age * 1e6) for age in (trees, events))
+    rules = Rules(session, trees_before, events_before, at)
     with opened(store) as (database, namespace):
         if not dry_run and not yes and (json or not sys.stdin.isatty()):
             raise InvalidInput("nobody is there to confirm: use --yes, or --dry-run to see what would go")

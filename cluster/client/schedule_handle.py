@@ -107,7 +107,7 @@ def _instant(what: str, moment: datetime | None, zone: str) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
-def wanted(name: str, content: Given, times: Timing, **fields: Any) -> NewSchedule:
+def wanted(name: str, content: Given | None, times: Timing, **fields: Any) -> NewSchedule:
     """The schedule that a client wants. Raises `InvalidInput`."""
     given = as_content(content)
     problem = content_problem(given)
