@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from understudy.durations import seconds_of, time_of
 from understudy.errors import InvalidInput, InvalidSpec, StepFailed, WorkflowDiverged, WorkflowError
 from understudy.places import Place, shown
 from understudy.workflow_definition.checking import converted
-from understudy.workflow_definition.durations import seconds_of, time_of
 from understudy.workflow_definition.evaluation import NoValue, is_true
 from understudy.workflow_definition.expressions import parse
 from understudy.workflow_definition.steps import AT_ONCE, Branch, Definition, Foreach, Loop, Step, Wait

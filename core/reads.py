@@ -127,7 +127,8 @@ class ScheduleInfo:
 
     Attributes:
         content: the input of each firing.
-        session_id: the session that gets it; empty where each firing creates one, of the agent `agent`.
+        session_id: the session that gets it; empty where each firing creates one.
+        agent, workflow: of which agent, or which workflow it runs.
         cron, zone, every, at, start, until, jitter: see `understudy.schedules.Timing`.
         overlap, catch_up, window, max_firings: see `understudy.schedules.NewSchedule`.
         paused: due times pass, and nothing fires.
@@ -137,6 +138,7 @@ class ScheduleInfo:
         triggered: firings that were asked for beside these.
         last_at: the due time that came last.
         last_session, last_run: what the last firing has begun.
+        last_status: the status of that run; empty if there is none, or it was removed.
         problem: why the last due time did not fire; empty if it did.
         by: who has set it (`Cluster.connect(identity=…)`).
     """
@@ -145,6 +147,7 @@ class ScheduleInfo:
     content: Any
     session_id: str
     agent: str
+    workflow: str
     cron: str
     zone: str
     every: float
@@ -167,6 +170,7 @@ class ScheduleInfo:
     last_at: int
     last_session: str
     last_run: str
+    last_status: str
     problem: str
     created_at: int
     updated_at: int

@@ -14,10 +14,14 @@ from rich.markup import escape
 from understudy.errors import InvalidInput
 
 from .command import Json, command, errors, print_json
+from .durations import duration
 from .store_commands import progress
 
 if TYPE_CHECKING:
     from ..certify.runs import Certificate, Request
+
+RUN_SECONDS = 600.0
+"""So long a run may take, unless `--timeout` says otherwise."""
 
 DONE_OUTSIDE = (
     "What these tools do outside the agent's workspace is really done, once in every run, and again where a call is "
@@ -31,7 +35,7 @@ def certify(
     input: Annotated[str | None, typer.Option("--input", "-i", help="What to send it; default: the file's.")] = None,
     points: Annotated[int | None, typer.Option(help="Runs with a death, evenly spread; default: all.", min=1)] = None,
     only: Annotated[str | None, typer.Option(metavar="TOOL", help="Interrupt calls of this tool only.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for each run.", min=0.1)] = 600.0,
+    timeout: Annotated[float, duration("For each run.", least=0.1, default=RUN_SECONDS)] = RUN_SECONDS,
     keep: Annotated[Path | None, typer.Option(help="Keep stores, workspaces and the report there.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Tools may act outside the workspace, many times.")] = False,
     json: Json = False,

@@ -37,9 +37,13 @@ from . import (
     worktrees_command,
 )
 from .command import Commands, Json, SessionId, Store, command, connected, print_json
+from .durations import duration
 
 if TYPE_CHECKING:
     from understudy.reads import DrainInfo
+
+DRAIN_SECONDS = 600.0
+"""So long a drain may take, unless `--timeout` says otherwise."""
 
 app = typer.Typer(
     name="understudy",
@@ -102,7 +106,7 @@ def send(
     text: Annotated[str, typer.Argument(help="The input; `-` reads it from stdin.")],
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait.", min=0.0)] = None,
+    timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
     store: Store = None,
     json: Json = False,
 ) -> int:
@@ -272,7 +276,7 @@ def drain(
     node: Annotated[
         str | None, typer.Argument(metavar="NODE", help="Ray node id, or its beginning (`ps --json`).")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds; what is left then moves the hard way.", min=0.0)] = 600.0,
+    timeout: Annotated[float, duration("What is left then moves the hard way.", default=DRAIN_SECONDS)] = DRAIN_SECONDS,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing is left there.")] = True,
     undo: Annotated[bool, typer.Option("--undo", help="Take it back: the node gets sessions again.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Park everything, on all nodes, and end the services.")] = False,

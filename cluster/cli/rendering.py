@@ -66,6 +66,19 @@ def when(microseconds: int) -> str:
     return local.strftime("%H:%M:%S.%f")[:-3]
 
 
+def age(microseconds: int) -> str:
+    """`41ms`, `3.2s`, `4m05s`, `2h10m`, `3d`."""
+    seconds = max(0, microseconds) / 1e6
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if hours >= 48:
+        return f"{hours // 24}d"
+    return f"{hours}h{minutes % 60:02}m" if hours else f"{minutes}m{int(seconds) % 60:02}s"
+
+
 def styled(status: str) -> str:
     """A status in its colour."""
     style = STATUS_STYLE.get(status)

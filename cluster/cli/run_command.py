@@ -22,6 +22,7 @@ from understudy.records import FAILED_STATUSES
 from understudy.workflows import WORKFLOW
 
 from .command import TERMINATED, Json, Store, Terminated, command, connected, errors, print_json
+from .durations import duration
 from .rendering import escape
 from .tools_command import known_tools
 
@@ -83,7 +84,7 @@ def run(
     ] = False,
     session: Annotated[str | None, typer.Option(help="Continue this session, or create it under this id.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait; the run goes on.", min=0.0)] = None,
+    timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the first request instead of sending it.")] = False,
     store: Store = None,
     json: Json = False,
@@ -96,7 +97,7 @@ def run(
 
     \b
     understudy run "Summarise README.md" --tool files
-    git diff | understudy run - --agent reviewer.toml --timeout 600
+    git diff | understudy run - --agent reviewer.toml --timeout 10m
     understudy run "And what is missing?" --session SESSION
 
     Exit codes: 0 completed, 1 not completed (or not in time), 2 wrong usage, 3 it waits for a person's answer, 130

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -24,6 +23,7 @@ from understudy.config import Settings, split_schema
 from understudy.errors import InvalidInput, StoreMissing
 
 from .command import Json, Store, command, counted, errors, print_json
+from .durations import duration
 from .output import check_target, write
 from .pruning import Rules, Totals, operations, planned
 
@@ -37,8 +37,6 @@ app = typer.Typer(help="Maintain a store: schema, archives, retention, backups, 
 Result = TypeVar("Result")
 PATIENCE_SECONDS = 15.0
 """How long a command waits for a store that was there when it began."""
-
-UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 @contextmanager
@@ -94,14 +92,6 @@ def progress(label: str, total: int | None, *, quiet: bool) -> Iterator[Callable
     with Progress(*columns, console=errors, transient=True, disable=quiet or not errors.is_terminal) as bar:
         task = bar.add_task(label, total=total)
         yield lambda done: bar.advance(task, done)
-
-
-def age(text: str) -> int:
-    """`30d`, `12h`, `90m`, `2w` in microseconds."""
-    found = re.fullmatch(r"(\d{1,6})([mhdw])", text)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is no age: 30d, 12h, 90m, 2w")
-    return int(found.group(1)) * UNITS[found.group(2)] * 1_000_000
 
 
 @app.command()
@@ -235,8 +225,8 @@ def import_(
 @app.command()
 @command
 def prune(
-    trees: Annotated[str, typer.Option(help="Trees in which nothing happened for so long: 90d, 12h, …")] = "",
-    events: Annotated[str, typer.Option(help="Events older than this; messages and results stay.")] = "",
+    trees: Annotated[float | None, duration("Trees in which nothing happened for so long: 90d, 12h, …")] = None,
+    events: Annotated[float | None, duration("Events older than this; messages and results stay.")] = None,
     session: Annotated[str, typer.Option(help="The tree of this root, whatever its age.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
@@ -246,10 +236,11 @@ def prune(
     """Remove what is old. Never what has work to do, and never what metrics and spans have not taken yet."""
     from understudy.store.db.engine import now
 
-    if not (trees or events or session):
-        raise InvalidInput("nothing to do: name a rule, --trees AGE, --events AGE or --session ID")
+    if trees is None and events is None and not session:
+        raise InvalidInput("nothing to do: name a rule, --trees DURATION, --events DURATION or --session ID")
     at = now()
-    rules = Rules(session, at - age(trees) if trees else 0, at - age(events) if events else 0, at)
+    trees_before, events_before = (0 if age is None else at - int(age * 1e6) for age in (trees, events))
+    rules = Rules(session, trees_before, events_before, at)
     with opened(store) as (database, namespace):
         if not dry_run and not yes and (json or not sys.stdin.isatty()):
             raise InvalidInput("nobody is there to confirm: use --yes, or --dry-run to see what would go")

@@ -14,7 +14,7 @@ from understudy.prices import money
 
 from ..client.fleet import Wire
 from .command import counted
-from .rendering import STATUS_STYLE, clean, when
+from .rendering import STATUS_STYLE, age, clean, when
 
 SORTS = ("attention", "tokens", "waiting")
 BLINK_SECONDS = 3.0
@@ -88,19 +88,6 @@ def chosen(sessions: list[Wire], view: View) -> list[Wire]:
 
 def _searched(row: Wire) -> str:
     return f"{row['session_id']} {row['agent']} {row['status']}".lower()
-
-
-def age(microseconds: int) -> str:
-    """`41ms`, `3.2s`, `4m05s`, `2h10m`, `3d`."""
-    seconds = max(0, microseconds) / 1e6
-    if seconds < 1:
-        return f"{seconds * 1000:.0f}ms"
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if hours >= 48:
-        return f"{hours // 24}d"
-    return f"{hours}h{minutes % 60:02}m" if hours else f"{minutes}m{int(seconds) % 60:02}s"
 
 
 def short(number: int) -> str:

@@ -11,10 +11,14 @@ import typer
 from understudy.config import Settings, kept_settings
 
 from .command import Json, Store, command, connected, connecting, counted, errors, print_json
+from .durations import duration
 from .rendering import escape
 
 if TYPE_CHECKING:
     from ..client.client_connection import ClientConnection
+
+UP_SECONDS = 120.0
+"""So long services may take to answer, unless `--timeout` says otherwise."""
 
 KEEP_SECONDS = 10.0
 """A model call waits 30 s for credentials that are missing: they must be back before."""
@@ -28,7 +32,9 @@ def up(
     keep: Annotated[
         bool, typer.Option("--keep", help="Stay, and hand the model's key to services that have lost it.")
     ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds until the services must answer.", min=1.0)] = 120.0,
+    timeout: Annotated[
+        float, duration("Until then the services must answer.", least=1.0, default=UP_SECONDS)
+    ] = UP_SECONDS,
     store: Store = None,
     json: Json = False,
 ) -> int:

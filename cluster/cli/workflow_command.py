@@ -16,6 +16,7 @@ from understudy.identifiers import identifier_problem
 
 from . import run_command
 from .command import Json, SessionId, Store, command, connected, print_json
+from .durations import duration
 from .rendering import clean, escape, print_pending, styled, when
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def run(
     session: Annotated[str | None, typer.Option(help="The id of its session: the same one is created once.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait; the run goes on.", min=0.0)] = None,
+    timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
     store: Store = None,
     json: Json = False,
 ) -> int:

@@ -6,7 +6,7 @@ not asked by anybody, `Cluster.session` and `Session.run`, is a plain function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from os import PathLike
@@ -38,9 +38,15 @@ from .method import client_method, constructor
 from .packages import refuse_temporary
 from .results import ServiceInfo, SessionInfo
 from .run_handle import Run
-from .schedule_handle import Schedule, timing, wanted
+from .schedule_handle import Schedule, require_one_target, timing, wanted
 from .session_handle import Session
-from .workflows import compile_workflow, definition_required, workflow_function
+from .workflows import (
+    compile_workflow,
+    definition_required,
+    scheduled_input,
+    scheduled_workflow,
+    workflow_function,
+)
 
 
 class Cluster:
@@ -196,17 +202,22 @@ class Cluster:
     ) -> Coroutine[Any, Any, Run]:  # fmt: skip
         """A workflow's session, with its run."""
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
-        compiled = compile_workflow(
-            definition, model=self._settings.model, profile=self._profile, pickle=self._pickle
-        )  # fmt: skip
+        compiled, metadata = self._compiled_workflow(definition)
         content = rendered(given).text
-        created = self._create(compiled, identifier, dict(definition.options.get("metadata") or {}), output_type)
+        created = self._create(compiled, identifier, metadata, output_type)
 
         async def started() -> Run:
             session = await created()
             return await session.send.aio(content, run_id=run_id)
 
         return started()
+
+    def _compiled_workflow(self, definition: WorkflowDefinition) -> tuple[Compiled, dict[str, str]]:
+        """The specification of a workflow's sessions, and their metadata."""
+        compiled = compile_workflow(
+            definition, model=self._settings.model, profile=self._profile, pickle=self._pickle
+        )  # fmt: skip
+        return compiled, dict(definition.options.get("metadata") or {})
 
     def _create(
         self, compiled: Compiled, session_id: str, metadata: dict[str, str], output_type: Any
@@ -232,12 +243,14 @@ class Cluster:
     @client_method
     def schedule(
         self, name: str, content: Given | None = None, *, agent: AgentSpec | None = None,
-        session: Session | str | None = None, cron: str | None = None, zone: str = "UTC",
-        every: float | timedelta | None = None, at: datetime | None = None, start: datetime | None = None,
-        until: datetime | None = None, jitter: float = 0.0, overlap: str = SKIP, catch_up: str = LATEST,
-        window: float | None = None, max_firings: int | None = None,
+        session: Session | str | None = None,
+        workflow: Callable[..., Any] | Definition | str | PathLike[str] | None = None,
+        input: Mapping[str, Any] | None = None, agents: Sequence[AgentSpec] = (), tools: Sequence[Any] = (),
+        cron: str | None = None, zone: str = "UTC", every: float | timedelta | None = None, at: datetime | None = None,
+        start: datetime | None = None, until: datetime | None = None, jitter: float = 0.0, overlap: str = SKIP,
+        catch_up: str = LATEST, window: float | None = None, max_firings: int | None = None,
     ) -> Coroutine[Any, Any, Schedule]:  # fmt: skip
-        """Have something done at times (docs/schedules.md); without `content`, the schedule that has this name.
+        """Have something done at times (docs/schedules.md); by its name alone, the schedule that has it.
 
         The same again changes nothing; another definition takes the place of the one that has the name.
 
@@ -245,6 +258,9 @@ class Cluster:
             content: the input of each firing, as for `Session.send`.
             agent: each firing creates a session of it.
             session: or it is an input to this one.
+            workflow: or each firing runs this workflow, in a session of its own: what `Cluster.workflow` takes.
+            input: of the workflow, by the names of its parameters.
+            agents, tools: of a workflow's definition: those that its steps name.
             cron: five fields, or `@daily` and the like; read in `zone`, an IANA name.
             every: or seconds, counted from `start`, else from now.
             at: or once. A time without a time zone is one of `zone`, here and below.
@@ -257,28 +273,31 @@ class Cluster:
             max_firings: then it ends.
 
         Raises:
-            InvalidInput: this is no schedule, or is never due.
+            InvalidInput: this is no schedule, is never due, or the workflow does not take this input.
             InvalidSpec, UnknownSession, SessionClosed: nothing could be begun.
         """
         schedule = Schedule(self._connection, name)
-        if content is None:
+        require_one_target(content, agent, session, workflow, input, agents, tools)
+        if content is None and workflow is None:
             return _at_once(schedule)
-        if (agent is None) == (session is None):
-            raise InvalidInput("a schedule takes agent=…, for a session for each firing, or session=…")
         fields: dict[str, Any] = {"overlap": overlap, "catch_up": catch_up, "window": window or 0.0}
-        blobs: dict[str, bytes] = {}
-        runtime_env = None
-        if agent is not None:
-            if not isinstance(agent, AgentSpec):
-                raise InvalidInput(f"agent must be an AgentSpec, not {type(agent).__name__}")
+        compiled = None
+        if workflow is not None:
+            function = scheduled_workflow(workflow, agents, tools)
+            content = scheduled_input(function, input)
+            compiled, fields["metadata"] = self._compiled_workflow(definition_required(function))
+        elif agent is not None:
             compiled = compile_spec(agent, model=self._settings.model, profile=self._profile, pickle=self._pickle)
-            blobs, _, runtime_env = self._placed(compiled)
-            placement = compiled.spec["placement"]
-            fields |= {"spec": compiled.spec, "placement": placement, "metadata": dict(agent.metadata)}
+            fields["metadata"] = dict(agent.metadata)
         else:
             fields["session_id"] = (
                 session.id if isinstance(session, Session) else check_identifier(str(session), "session")
             )
+        blobs: dict[str, bytes] = {}
+        runtime_env = None
+        if compiled is not None:
+            blobs, _, runtime_env = self._placed(compiled)
+            fields |= {"spec": compiled.spec, "placement": compiled.spec["placement"]}
         times = timing(cron, zone, every, at, start, until, jitter)
         new = wanted(name, content, times, max_firings=max_firings or 0, **fields)
         return self._set(schedule, new, blobs, runtime_env)

@@ -11,6 +11,7 @@ from understudy.errors import InvalidInput
 from understudy.protocol import content_problem
 from understudy.reads import ScheduleInfo
 from understudy.schedules import Fired, NewSchedule, Timing, name_problem
+from understudy.spec import AgentSpec
 
 from .client_connection import ClientConnection
 from .method import client_method
@@ -57,6 +58,26 @@ class Schedule:
         return f"Schedule({self.name!r})"
 
 
+def require_one_target(
+    content: Any, agent: Any, session: Any, workflow: Any, input: Any, agents: Any, tools: Any
+) -> None:  # fmt: skip
+    """Refuse what says not, or twice, what is done at each firing; nothing at all names a schedule that there is."""
+    if workflow is None and (input is not None or agents or tools):
+        raise InvalidInput("input, agents and tools are a workflow's: give workflow=…, too")
+    if workflow is not None and content is not None:
+        raise InvalidInput("a workflow's input is given as input=…, by the names of its parameters, not as a text")
+    if content is None and workflow is None:
+        if agent is not None or session is not None:
+            raise InvalidInput("give the input of each firing, too")
+        return
+    if sum(target is not None for target in (agent, session, workflow)) != 1:
+        raise InvalidInput(
+            "a schedule takes one of agent=… and workflow=…, for a session for each firing, and session=…"
+        )
+    if agent is not None and not isinstance(agent, AgentSpec):
+        raise InvalidInput(f"agent must be an AgentSpec, not {type(agent).__name__}")
+
+
 def timing(
     cron: str | None, zone: str, every: float | timedelta | None, at: datetime | None, start: datetime | None,
     until: datetime | None, jitter: float,
@@ -86,7 +107,7 @@ def _instant(what: str, moment: datetime | None, zone: str) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
-def wanted(name: str, content: Given, times: Timing, **fields: Any) -> NewSchedule:
+def wanted(name: str, content: Given | None, times: Timing, **fields: Any) -> NewSchedule:
     """The schedule that a client wants. Raises `InvalidInput`."""
     given = as_content(content)
     problem = content_problem(given)

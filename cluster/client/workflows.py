@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from understudy.actors.code import fingerprint, sourced
+from understudy.actors.results import rendered
 from understudy.actors.tools import TOOL_GROUPS, ToolDefinition
-from understudy.actors.workflow import WorkflowDefinition, definition_of
+from understudy.actors.workflow import WorkflowDefinition, arguments_of, definition_of
 from understudy.actors.workflow_interpreter import as_workflow, loaded
+from understudy.actors.workflow_record import read_input
 from understudy.config import OFFLINE_MODEL
-from understudy.errors import InvalidInput, InvalidSpec, ModelProfileMissing
+from understudy.errors import InvalidInput, InvalidSpec, ModelProfileMissing, UnderstudyError
 from understudy.spec import AgentSpec
 from understudy.workflow_definition.checking import read_definition, to_data
 from understudy.workflow_definition.steps import Definition
@@ -54,6 +56,34 @@ def workflow_function(
         return item
     agents, tools = keywords.pop("agents", ()), keywords.pop("tools", ())
     return as_workflow(item if isinstance(item, Definition) else of_file(Path(item), agents, tools), agents, tools)
+
+
+def scheduled_workflow(
+    item: Callable[..., Any] | Definition | str | PathLike[str], agents: Sequence[AgentSpec], tools: Sequence[Any]
+) -> Callable[..., Any]:
+    """The same, with the agents and tools of a definition. Raises as `workflow_function`."""
+    if (agents or tools) and not isinstance(item, Definition | str | PathLike):
+        raise InvalidInput("agents and tools are those of a definition: of a function, @workflow names them")
+    return workflow_function(item, {"agents": agents, "tools": tools})
+
+
+def scheduled_input(function: Callable[..., Any], given: Mapping[str, Any] | None) -> str:
+    """The input of a workflow that runs later, as JSON: also what a run would find only then is looked at now.
+
+    Raises:
+        InvalidInput: the workflow does not take it.
+    """
+    definition_required(function)
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidInput(f"input must be a dict, by the names of the parameters, not {type(given).__name__}")
+    try:
+        content = rendered(arguments_of(function, (), dict(given or {}))).text
+        read_input(function, content, "")
+    except InvalidInput:
+        raise
+    except UnderstudyError as error:
+        raise InvalidInput(error.message) from None
+    return content
 
 
 def of_file(path: Path, agents: Sequence[AgentSpec], tools: Sequence[Any]) -> Definition:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
+from ..durations import seconds_of, time_of
 from ..identifiers import identifier_problem
 from ..places import Place
-from .durations import seconds_of, time_of
 from .expressions import IDENTIFIER, WORDS, BadExpression, Expression, Path, parse, paths
 from .kinds import ANY, ERROR, NAMES, NOTHING, TEXT, WHOLE_NUMBER, Kind, NoSuchPart, of_expression, of_schema
 from .problems import Problems, listing, meant

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, and_, bindparam, func, select
 
 from understudy.errors import UnknownSchedule
 from understudy.protocol import unpacked
 from understudy.reads import ScheduleInfo
 from understudy.schedules import NewSchedule
+from understudy.workflows import WORKFLOW
 
 from ..db.prepared import Row, first, read
-from ..db.statements import SCHEDULE, columns_of
+from ..db.statements import RUN, SCHEDULE, columns_of
 
-COLUMNS = [*columns_of(SCHEDULE, ScheduleInfo), SCHEDULE.c.definition, SCHEDULE.c.set_by]
+STATUS = func.coalesce(RUN.c.status, "").label("last_status")
+COLUMNS = [*columns_of(SCHEDULE, ScheduleInfo), SCHEDULE.c.definition, SCHEDULE.c.set_by, STATUS]
+LAST_RUN = and_(
+    RUN.c.namespace == SCHEDULE.c.namespace, RUN.c.session_id == SCHEDULE.c.last_session,
+    RUN.c.run_id == SCHEDULE.c.last_run,
+)  # fmt: skip
+WITH_LAST_RUN = SCHEDULE.outerjoin(RUN, LAST_RUN)
 MINE = SCHEDULE.c.namespace == bindparam("ns")
 
-SELECT_SCHEDULES = select(*COLUMNS).where(MINE).order_by(SCHEDULE.c.name)
-SELECT_SCHEDULE = select(*COLUMNS).where(MINE, SCHEDULE.c.name == bindparam("name"))
+SELECT_SCHEDULES = select(*COLUMNS).select_from(WITH_LAST_RUN).where(MINE).order_by(SCHEDULE.c.name)
+SELECT_SCHEDULE = select(*COLUMNS).select_from(WITH_LAST_RUN).where(MINE, SCHEDULE.c.name == bindparam("name"))
 SELECT_DUE = (
     select(SCHEDULE.c.name, SCHEDULE.c.due_at)
     .where(MINE, SCHEDULE.c.due_at > 0, SCHEDULE.c.due_at <= bindparam("until"))
@@ -52,5 +59,7 @@ def _info(row: Row) -> ScheduleInfo:
     rules = {name: getattr(wanted, name) for name in ("content", "session_id", "overlap", "catch_up", "window",
                                                        "max_firings")}  # fmt: skip
     times = {name: getattr(timing, name) for name in timing.__struct_fields__}
-    agent = wanted.spec["name"] if wanted.spec is not None else ""
-    return ScheduleInfo(**{**row, **rules, **times, "agent": agent, "paused": bool(row["paused"]), "by": by})
+    of_each: Row = {"agent": "", "workflow": ""}
+    if wanted.spec is not None:
+        of_each["workflow" if wanted.spec.get("kind") == WORKFLOW else "agent"] = wanted.spec["name"]
+    return ScheduleInfo(**{**row, **rules, **times, **of_each, "paused": bool(row["paused"]), "by": by})

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from understudy.cluster.cli.rendering import STATUS_STYLE
-from understudy.cluster.cli.top import SORTS, View, age, chosen, draw
+from understudy.cluster.cli.rendering import STATUS_STYLE, age
+from understudy.cluster.cli.top import SORTS, View, chosen, draw
 from understudy.cluster.cli.top_command import print_once
 from understudy.cluster.client.fleet import Fleet, Rates, in_trees, service_incidents
 from understudy.cluster.client.results import ServiceInfo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from understudy import WorkflowContext, workflow
+from understudy.cluster.client.workflows import compile_workflow, definition_required
 from understudy.errors import InvalidInput, SessionClosed, UnknownSchedule, UnknownSession
 from understudy.store.db.statements import SCHEDULE
 from understudy.store.operations import code, schedules
@@ -101,6 +104,36 @@ async def test_each_firing_has_a_session(kernel: k.Kernel) -> None:
         assert (info["agent"], info["metadata_json"]) == ("clerk", {"for": "night"})
     found = await kernel.ask("read", "sessions", [], {})
     assert len({row["session_id"] for row in found}) == 2
+
+
+@workflow
+async def naps(ctx: WorkflowContext, seconds: float) -> str:
+    """Sleep."""
+    await ctx.sleep(seconds)
+    return "rested"
+
+
+def of_workflow(function: Any = naps, **given: Any) -> dict[str, Any]:
+    """What a schedule says of a workflow that is to run with this input."""
+    spec = compile_workflow(definition_required(function), model="offline", profile="offline", pickle=None).spec
+    return {"spec": spec, "placement": "", "content": json.dumps(given)}
+
+
+async def test_a_workflow_runs_once_for_each_due_time(kernel: k.Kernel) -> None:
+    """Given a schedule of a workflow, when several fire each due time at once, then each has one session, in which the
+    workflow has run once; while it sleeps the next due time is skipped."""
+    await put(kernel, **of_workflow(seconds=0.05))
+    for _ in range(2):
+        done = await fire(kernel, times=3)
+        run = await kernel.end(done["last_session"], done["last_run"])
+        assert (run["status"], run["text"], run["source"]) == ("completed", "rested", "schedule")
+    found = await kernel.ask("read", "sessions", [], {})
+    assert [row["kind"] for row in found] == ["workflow"] * 2
+    assert (counts(done), done["workflow"], done["agent"]) == ({"fired": 2}, "naps", "")
+    assert await put(kernel, **of_workflow(seconds=3600)) == "replaced"
+    napping = await fire(kernel)
+    await kernel.until(napping["last_session"], "timer_set")
+    assert counts(await fire(kernel)) == {"fired": 1, "skipped": 1}
 
 
 async def test_who_fires_twice_changes_nothing(kernel: k.Kernel) -> None:
@@ -216,6 +249,73 @@ async def test_a_cron_fires_once_a_day_over_a_change_of_the_clock(
     assert [run["run_id"] for run in await runs(kernel)] == [f"schedule.n.{due}" for due in dues]
 
 
+class MovedClock:
+    """The clock of this machine, set to other times.
+
+    Attributes:
+        ahead: nanoseconds.
+    """
+
+    def __init__(self) -> None:
+        self.ahead = 0
+        self._real = time.time_ns
+
+    def __call__(self) -> int:
+        return self._real() + self.ahead
+
+    def set(self, moment: str, *, early: float) -> None:
+        """Have it show a time, from so many seconds on."""
+        self.ahead = round((datetime.fromisoformat(moment).timestamp() - early) * 1e9) - self._real()
+
+
+@pytest.mark.parametrize(
+    ("hours", "moments"),
+    [
+        pytest.param(
+            "2",
+            {"2099-03-28T02:30+01:00": True, "2099-03-29T01:58+01:00": False, "2099-03-29T03:00+02:00": True,
+             "2099-03-29T03:30+02:00": False, "2099-03-30T02:30+02:00": True},
+            id="spring",
+        ),
+        pytest.param(
+            "2",
+            {"2099-10-24T02:30+02:00": True, "2099-10-25T02:30+02:00": True, "2099-10-25T02:30+01:00": False,
+             "2099-10-26T02:30+01:00": True},
+            id="autumn",
+        ),
+        pytest.param(
+            "*",
+            {"2099-10-25T01:30+02:00": True, "2099-10-25T02:30+02:00": True, "2099-10-25T02:00+01:00": False,
+             "2099-10-25T02:30+01:00": True, "2099-10-25T03:30+01:00": True},
+            id="hourly",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_cron_fires_by_the_clock_over_its_changes(
+    kernel: k.Kernel, monkeypatch: pytest.MonkeyPatch, hours: str, moments: dict[str, bool]
+) -> None:
+    """Given a cron of a workflow, when the machine's clock goes over a change of the zone's, then the service fires it
+    at each of its times by itself, once: also where an hour is left out or comes twice; and never between them."""
+    clock, timers, dues = MovedClock(), kernel.service.timers, list[str]()
+    monkeypatch.setattr(time, "time_ns", clock)
+    clock.set(next(iter(moments)), early=60.0)
+    await put(kernel, timing={"cron": f"30 {hours} * * *", "zone": "Europe/Berlin"}, **of_workflow(seconds=0))
+    for moment, is_due in moments.items():
+        clock.set(moment, early=0.1 if is_due else 0.0)
+        await timers.look_at_schedules()
+        assert (await read(kernel))["fired"] == len(dues)
+        if not is_due:
+            assert not [key for key, _ in timers._noted if key[0] == schedules.OF_SCHEDULES]
+            continue
+        dues.append(f"schedule.n.{round(datetime.fromisoformat(moment).timestamp() * 1e6)}")
+        done = await fired(kernel, len(dues))
+        assert (await kernel.end(done["last_session"], done["last_run"]))["status"] == "completed"
+        assert done["last_run"] == dues[-1]
+    assert counts(done) == {"fired": len(dues)}
+    found = await kernel.ask("read", "sessions", [], {})
+    assert sorted(row["session_id"] for row in found) == sorted(dues)
+
+
 async def test_it_is_paused_resumed_triggered_and_deleted(kernel: k.Kernel) -> None:
     """Given a paused schedule, when it is due, then that is skipped; triggered it fires all the same, and resumed
     again at its times. Deleted it is unknown."""
@@ -251,7 +351,9 @@ async def test_the_same_again_changes_nothing(kernel: k.Kernel) -> None:
     takes its place, and its counts begin anew."""
     await kernel.spawn("s", k.spec())
     await put(kernel)
-    before = await fire(kernel)
+    fired = await fire(kernel)
+    await kernel.end("s", fired["last_run"])
+    before = await read(kernel)
     assert await put(kernel) == "unchanged"
     assert await read(kernel) == before
     assert await put(kernel, overlap="all") == "replaced"

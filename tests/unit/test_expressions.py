@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from understudy.workflow_definition.durations import seconds_of, time_of
+from understudy.durations import read_duration, seconds_of, time_of
+from understudy.durations import written as written_duration
 from understudy.workflow_definition.evaluation import NoValue, is_true, value_of, written
 from understudy.workflow_definition.expressions import (
     EVERY,
@@ -200,6 +201,13 @@ def test_no_durations(value: float | str) -> None:
     """Given anything else, or no time at all, then it is refused."""
     with pytest.raises(ValueError, match=r"duration|must be more than 0"):
         seconds_of(value)
+
+
+@pytest.mark.parametrize("text", ["1s", "5m", "1h30m", "2d", "8d1h", "0s"])
+def test_durations_are_written_as_they_are_read(text: str) -> None:
+    """Given a duration, then what is written of it is read as the same; parts of a second are a number."""
+    assert written_duration(read_duration(text)) == text
+    assert (read_duration("2w"), written_duration(0.25)) == (14 * 86_400, "0.25s")
 
 
 def test_moments_have_a_zone() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,7 +15,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from understudy import AgentSpec, InvalidInput, ScheduleInfo, SessionClosed, UnknownSchedule, tool
+from understudy import (
+    AgentSpec,
+    InvalidInput,
+    ScheduleInfo,
+    SessionClosed,
+    UnknownSchedule,
+    WorkflowContext,
+    tool,
+    workflow,
+)
 from understudy.cluster.cli import schedules_command
 from understudy.cluster.cli.main import app
 from understudy.testing import LocalCluster
@@ -118,6 +129,72 @@ def test_what_is_no_schedule(cluster: LocalCluster, given: dict[str, Any], said:
     assert cluster.schedules() == []
 
 
+@workflow
+async def weighs(ctx: WorkflowContext, what: str, times: int = 1) -> str:
+    """Look so many times."""
+    found = [await ctx.tool(looks) for _ in range(times)]
+    return f"{what}: {' '.join(found)}"
+
+
+DEFINITION = """
+name: parcels
+inputs: {to: {type: string}}
+steps: [{id: seen, tool: {name: looks}}, {id: label, agent: {name: clerk, task: "Label for {{to}}"}}]
+output: {seen: "{{seen}}", label: "{{label}}"}
+"""
+
+
+def test_a_workflow_at_times(cluster: LocalCluster) -> None:
+    """Given a schedule of a workflow, when it is due twice, then each time a session of its own has run it with the
+    schedule's input; the schedule names the workflow."""
+    cluster.schedule("pulse", workflow=weighs, input={"what": "gold", "times": 2}, every=1, max_firings=2)
+    info = until_fired(cluster, "pulse", 2)
+    assert (info.workflow, info.agent, info.content) == ("weighs", "", '{"what": "gold", "times": 2}')
+    found = [session for session in cluster.sessions() if session.name == "weighs"]
+    assert [session.kind for session in found] == ["workflow"] * 2
+    for session in found:
+        [run] = cluster.session(session.id).runs()
+        assert (run.run_id, run.source) == (session.id, "schedule")
+        assert cluster.session(session.id).run(run.run_id).result(PATIENCE, check=True).text == "gold: seen seen"
+
+
+def test_a_definition_at_times(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Given a schedule of a workflow's file, with its agents and tools, when it fires, then the definition is done as
+    it was when the schedule was set, whatever has become of the file."""
+    path = tmp_path / "parcels.yaml"
+    path.write_text(DEFINITION)
+    clerk = AgentSpec(name="clerk")
+    schedule = cluster.schedule("n", workflow=path, input={"to": "Oslo"}, agents=[clerk], tools=[looks], cron="@daily")
+    path.unlink()
+    fired = schedule.trigger()
+    done = cluster.session(fired.session_id).run(fired.run_id).result(PATIENCE, check=True)
+    assert json.loads(done.text) == {"seen": "seen", "label": "offline: Label for Oslo"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workflow": weighs}, "missing a required argument: 'what'"),
+        ({"workflow": weighs, "input": {"what": "x", "often": 2}}, "unexpected keyword argument 'often'"),
+        ({"workflow": weighs, "input": {"what": "x", "times": "many"}}, "times: .* is no int"),
+        ({"workflow": weighs, "input": "x"}, "input must be a dict"),
+        ({"workflow": weighs, "input": {"what": object()}}, "object"),
+        ({"workflow": looks}, "is no workflow"),
+        ({"workflow": weighs, "content": "x"}, "input=…"),
+        ({"workflow": weighs, "tools": [looks]}, "@workflow names them"),
+        ({"workflow": weighs, "session": "s"}, "one of agent=…"),
+        ({"input": {"what": "x"}}, "give workflow=…"),
+        ({"agent": AgentSpec(name="a")}, "give the input of each firing"),
+        ({"workflow": "parcels.yaml"}, "can't be read"),
+    ],
+)
+def test_what_is_no_schedule_of_a_workflow(cluster: LocalCluster, given: dict[str, Any], said: str) -> None:
+    """Given a workflow that does not take its input, or that is none, then nothing is set, and the error says why."""
+    with pytest.raises(InvalidInput, match=said):
+        cluster.schedule("n", **given, every=5)
+    assert cluster.schedules() == []
+
+
 def test_a_closed_session_has_no_schedule(cluster: LocalCluster) -> None:
     """Given a session that takes no input, then no schedule is set for it."""
     cluster.spawn(AgentSpec(name="a"), session_id="s").close()
@@ -148,13 +225,105 @@ def test_the_commands(cluster: LocalCluster, command: Command, tmp_path: Path) -
     assert fired["outcome"] == "fired"
     run = cluster.session(fired["session_id"]).run(fired["run_id"]).result(PATIENCE, check=True)
     assert run.text == "offline: look at the issues"
-    assert "0 fired, 1 triggered" in command("show", "nightly").stdout
+    shown = command("show", "nightly").stdout
+    assert "0 fired, 1 triggered" in shown
+    assert re.search(r"next +20\S+ \d\d:\d\d:\d\d[+-]\d\d:\d\d, in \d+[dhm]", shown)
+    assert "last       run completed" in shown
+    assert "run completed" in command("list").stdout
+    assert json.loads(command("show", "nightly", "--json").stdout)["last_status"] == "completed"
     assert json.loads(command("resume", "nightly", "--json").stdout) == {"resumed": True}
     assert [command("delete", "nightly").stdout, command("delete", "nightly").stdout] == [
         "deleted\n",
         "there was none\n",
     ]
     assert json.loads(command("list", "--json").stdout) == {"schedules": []}
+
+
+FLOWS = """
+from understudy import WorkflowContext, workflow
+
+@workflow
+async def greet(ctx: WorkflowContext, name: str, times: int = 1) -> str:
+    return f"hello {name}" * times
+"""
+
+
+@pytest.fixture
+def flows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with workflows in it, which commands are run in."""
+    (tmp_path / "greetings.py").write_text(FLOWS)
+    (tmp_path / "parcels.yaml").write_text(
+        "name: parcels\ninputs: {to: {type: string}}\nsteps: [{wait: {seconds: 0.01}}]"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "greetings", raising=False)
+
+
+@pytest.mark.usefixtures("flows")
+@pytest.mark.parametrize(
+    ("words", "name", "result"),
+    [
+        (("greetings.py:greet", "name=Ann", "times=2"), "greet", "hello Annhello Ann"),
+        (("greetings:greet", "--input", '{"name": "Ann"}'), "greet", "hello Ann"),
+        (("parcels.yaml", "to=Oslo"), "parcels", ""),
+    ],
+)
+def test_a_workflow_is_scheduled_by_a_command(
+    cluster: LocalCluster, command: Command, words: tuple[str, ...], name: str, result: str
+) -> None:
+    """Given a workflow by its module or its file, when a schedule of it is created and triggered, then it has run with
+    that input; the same command again changes nothing."""
+    create = ("create", "nightly", "--workflow", *words, "--cron", "@daily", "--json")
+    made = json.loads(command(*create).stdout)
+    assert (made["workflow"], made["state"], json.loads(command(*create).stdout)) == (name, "active", made)
+    assert f"workflow {name}" in command("list").stdout
+    fired = json.loads(command("trigger", "nightly", "--json").stdout)
+    assert cluster.session(fired["session_id"]).run(fired["run_id"]).result(PATIENCE, check=True).text == result
+
+
+@pytest.mark.usefixtures("flows")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--workflow", "greetings:greet"), "missing a required argument: 'name'"),
+        (("--workflow", "greetings:greet", "name=Ann", "times=often"), "times: "),
+        (("--workflow", "greetings:greets"), "has no function 'greets'"),
+        (("--workflow", "greetings:greet", "Ann"), "is no NAME=VALUE"),
+        (("--workflow", "parcels.yaml", "--input", '{"to": 7}'), "is not of type 'string'"),
+        (("--workflow", "greetings:greet", "--session", "s"), "--workflow goes without"),
+        (("hello", "--input", "{}"), "name one with --workflow"),
+        (("name=Ann", "times=2"), "is for --workflow"),
+    ],
+)
+def test_a_workflow_that_a_command_can_not_schedule(command: Command, words: tuple[str, ...], said: str) -> None:
+    """Given a workflow that is not there, or an input that it does not take, then the command is wrong usage."""
+    done = command("create", "nightly", *words, "--every", "1h", "--json")
+    assert (done.exit_code, said in json.loads(done.stdout)["error"]["message"]) == (2, True), done.stdout
+    assert json.loads(command("list", "--json").stdout) == {"schedules": []}
+
+
+def test_what_became_of_the_last_due_time(cluster: LocalCluster, command: Command) -> None:
+    """Given a schedule that has fired, and one that is paused, then the list says when that was, how the run stands,
+    and when a due time did not fire."""
+    for name in ("fires", "waits"):
+        command("create", name, "go", "--every", "1s", "--max-firings", "1")
+        if name == "waits":
+            command("pause", name)
+    until_fired(cluster, "fires", 1)
+    cluster.session(cluster.schedule("fires").info().last_session).run(
+        cluster.schedule("fires").info().last_run
+    ).result(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while not cluster.schedule("waits").info().skipped:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    fires, waits = (
+        next(line for line in command("list").stdout.splitlines() if name in line) for name in ("fires", "waits")
+    )
+    assert re.search(r"fired \S+ ago, run completed", fires)
+    assert re.search(r"not fired \S+ ago", waits)
+    assert "problem    it is paused" in command("show", "waits").stdout
 
 
 def test_what_is_triggered_and_skipped(cluster: LocalCluster, command: Command) -> None:
@@ -173,7 +342,11 @@ def test_what_is_triggered_and_skipped(cluster: LocalCluster, command: Command) 
     [
         (("show", "none"), 1, "there is no schedule 'none'"),
         (("trigger", "none"), 1, "there is no schedule 'none'"),
-        (("create", "n", "x", "--every", "often"), 2, "must be a duration: 90s, 5m, 12h, 7d"),
+        (
+            ("create", "n", "x", "--every", "often"),
+            2,
+            "'often' is no duration: write seconds as a number, or a text as 30s, 5m, 1h30m or 2d",
+        ),
         (("create", "n", "x", "--at", "soon"), 2, "must be a time"),
         (("create", "n", "x", "--cron", "99 * * * *"), 2, "bad minute"),
         (("create", "n", "x"), 2, "give one of cron, every and at"),
