@@ -13,6 +13,7 @@ from understudy.workflows import GOAL_ROUNDS, MOST_GOAL_ROUNDS
 
 from . import run_command
 from .command import Json, Store, command, connected, print_json
+from .durations import duration
 from .tools_command import known_tools
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def goal(
     session: Annotated[str | None, typer.Option(help="The id of its session: the same one is created once.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
-    timeout: Annotated[float | None, typer.Option(help="Seconds to wait; the run goes on.", min=0.0)] = None,
+    timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
     store: Store = None,
     json: Json = False,
 ) -> int:
