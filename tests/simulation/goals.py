@@ -56,11 +56,11 @@ def _is_agent(work: Work) -> bool:
 def as_goal(chosen: random.Random, work: Work) -> Work:
     """The same inputs, each as a goal: one of the sub-agents works on it."""
     source, _ = sourced(GOAL, goal, None)
-    spec, worker = specification(chosen, work), work.spec["agents"][WORKS]
+    spec, worker = specification(chosen, work), {**work.spec["agents"][WORKS], "max_rounds": 20}
     judge = {**worker, "name": JUDGES, "hash": f"hash-{JUDGES}", "agents": {}, "handoffs": {}, "tools": []}
     judge["output"] = {**output(chosen), "name": "verdict", "schema": VERDICT_SCHEMA}
     spec |= {
-        "name": GOAL, "hash": f"hash-{GOAL}-{work.session_id}", "agents": {**spec["agents"], JUDGES: judge},
+        "name": GOAL, "hash": f"hash-{GOAL}-{work.session_id}", "agents": {**spec["agents"], WORKS: worker, JUDGES: judge},
         "workflow": {"name": GOAL, "source": source, **fingerprint(goal)},
     }  # fmt: skip
 
