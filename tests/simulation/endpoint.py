@@ -21,7 +21,7 @@ from understudy.testing.protocol import Completion, check_body, error_body
 from understudy.testing.rate_limit import MINUTE, RateLimit
 from understudy.testing.responses import chat_body
 
-from . import commands, typed
+from . import commands, goals, typed
 from .background import named, unheard
 from .folding import summary, unfolded
 from .handoffs import to_one_of
@@ -136,7 +136,8 @@ class Endpoint(httpx2.AsyncBaseTransport):
 
     def _reply(self, body: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
         """The model's reply, or the rest of one that was cut off; some are cut off anew."""
-        messages = commands.unheard(unheard(messages))
+        verdict = goals.verdict(messages)
+        messages = commands.unheard(unheard(goals.plain(messages)))
         messages = [message for message in messages if not content_text(message).startswith(f"{STEER} ")]
         said, heard = "", list[dict[str, Any]]()
         while messages[-1]["content"] == CONTINUE:
@@ -151,7 +152,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
         reply = named(default_policy({**body, "messages": typed.without_rejected(heard)}), heard)
         reply = to_one_of(commands.named(reply, heard), body)
         if not reply.tool_calls and typed.is_wanted(body, said):
-            reply = typed.answer(reply, body, self._forms, well=bool(said))
+            reply = typed.answer(reply, body, self._forms, well=bool(said), text=verdict)
         if reply.tool_calls or not reply.text:
             return reply
         text = reply.text.removeprefix(said)

@@ -21,6 +21,7 @@ from .delegating import some_delegating
 from .executed import EXECUTED, some_executed
 from .files import leaves_files, with_files
 from .folding import folding
+from .goals import GOAL, some_goals
 from .guards import some_guarded
 from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
@@ -200,6 +201,7 @@ class Plan:
             found |= {"executed"} if any(tool["name"] in EXECUTED for tool in work.spec["tools"]) else set()
             found |= {"files"} if leaves_files(work.spec) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
+            found |= {"goals"} if work.spec["name"] == GOAL else set()
             found |= {"workflows"} if work.spec.get("kind") == WORKFLOW else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
@@ -930,5 +932,5 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     )  # fmt: skip
     plan = some_with_files(random.Random(f"{seed}/files"), plan) if plan.scales else plan
     programs = random.Random(f"{seed}/workflows")
-    work = some_workflows(programs, plan.work)
+    work = some_goals(random.Random(f"{seed}/goals"), some_workflows(programs, plan.work))
     return replace(plan, work=tuple(signalled(programs, item, window) for item in work))

@@ -17,6 +17,7 @@ from understudy.store.db.session_row import SessionRow
 from understudy.store.db.statements import MESSAGE, RUN, SESSION
 from understudy.workflows import CONTINUED, EVENT_STEP, ORIGIN, SLEEP_STEP, SNAPSHOT, WORKFLOW, step_path
 
+from . import goals
 from .reference import Known, Reference
 from .scheduler import EPOCH
 from .tools import POLICY_OF
@@ -141,6 +142,7 @@ class Stepped:
                 yield from _results(run, ended[key])
                 yield from _outcome(run, ended[key], counts)
             yield from self._calls(run, children, effects)
+        yield from goals.conversations(connection, _tries(runs, children), counts)
         yield from self._signals(runs, ended, counts)
 
     def _calls(self, run: Run, children: dict[Key, list[Any]], effects: Counter[str]) -> Iterator[str]:
@@ -254,6 +256,19 @@ def _children(connection: Any) -> dict[Key, list[Any]]:
     return {key: list(rows.values()) for key, rows in found.items()}
 
 
+def _tries(runs: dict[Key, Run], children: dict[Key, list[Any]]) -> dict[str, list[Any]]:
+    """Of each run of a goal, the sessions that were its tries, in order, as far as none was started again."""
+    found: dict[str, list[Any]] = {}
+    for (session_id, run_id), run in runs.items():
+        tries = [call for call, (_, given, *_) in run.calls.items() if given.get("conversation") == goals.WORKER]
+        for call_id in tries:
+            made = children.get((session_id, call_id), [])
+            if len(made) != 1 or made[0].replaced_by or made[0].text is None:
+                break
+            found.setdefault(f"{session_id}/{run_id}", []).append(made[0].session_id)
+    return found
+
+
 def _results(run: Run, row: Any) -> Iterator[str]:
     """Each step of a run that has ended has one result."""
     for call_id in run.calls:
@@ -274,6 +289,10 @@ def _outcome(run: Run, row: Any, counts: Counter[str]) -> Iterator[str]:
     by_code = row.status == "completed" or (row.status == "failed" and code in BY_CODE)
     for number, (known, given) in enumerate(run.epochs):
         is_last = number == len(run.epochs) - 1
+        if "condition" in given:
+            for problem in goals.problems(known, given, row, counts):
+                yield f"goal {row.run_id} of {row.session_id} ({row.status}): {problem}"
+            continue
         known.ended = by_code or not is_last
         judged = Reference(known, given["program"], given.get("times", 0))
         status, value = judged.outcome()

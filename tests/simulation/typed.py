@@ -58,13 +58,16 @@ def without_rejected(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return heard
 
 
-def answer(reply: Reply, body: dict[str, Any], forms: random.Random, *, well: bool) -> Reply:
+def answer(
+    reply: Reply, body: dict[str, Any], forms: random.Random, *, well: bool, text: str | None = None
+) -> Reply:  # fmt: skip
     """A model's final text as an answer that fits, or in one of the forms that may not.
 
     Args:
         well: it is what was asked for in any case.
+        text: which fits another schema; None for this one's.
     """
-    text = json.dumps({"answer": reply.text, "count": len(reply.text or "")})
+    text = text or json.dumps({"answer": reply.text, "count": len(reply.text or "")})
     by_tool = "response_format" not in body and wanted_schema(body) is not None
     form = None if well or forms.random() >= MALFORMED else forms.choice(sorted(FORMS))
     if form == "refused" and forms.random() < 0.7:  # which ends the run
