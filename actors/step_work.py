@@ -14,7 +14,7 @@ from understudy.ports import Node
 from understudy.protocol import FrameIdentity
 from understudy.records import CallState, InboxItem
 from understudy.waiting import retrieve_error
-from understudy.workflows import step_path
+from understudy.workflows import APPROVED, step_path
 
 from .approval import as_edited
 from .call_outcomes import CallOutcomes
@@ -58,6 +58,7 @@ class StepWork:
         self._limit = asyncio.Semaphore(window.spec["parallel_tools"])
         self._at_work: dict[asyncio.Task[Outcome | None], str] = {}
         self._watch: asyncio.Task[str] | None = None
+        self._approved: set[int] = set()  # inbox rows that were dealt with
 
     @property
     def leave(self) -> bool:
@@ -135,6 +136,7 @@ class StepWork:
     async def results(self, execution: Execution) -> list[Arrived]:
         """Wait for results; none if only others can bring some, or the run is cancelled."""
         while self._window.cancel is None:
+            self._take_approvals(execution)
             found = self._from_others(execution)
             for task in [task for task in self._at_work if task.done()]:
                 path, outcome = self._at_work.pop(task), await task
@@ -174,6 +176,21 @@ class StepWork:
             watched = self._window.activation, self._window.run_id or "", self._window.round
             self._watch = asyncio.create_task(self._node.interrupted(self._frame_id, *watched))
             self._watch.add_done_callback(retrieve_error)  # a commit may fail at the same time
+
+    def _take_approvals(self, execution: Execution) -> None:
+        """Begin the calls that a person has approved since this activation began."""
+        for item in self._window.inbox:
+            if item.kind != APPROVED or item.id in self._approved:
+                continue
+            self._approved.add(item.id)
+            self._commits.draft.inbox_done.append(item.id)
+            path = step_path(self._window.run_id or "", item.key)
+            call = self.calls.get(path)
+            if call is not None and call.state == "asked":  # else it was approved when this activation began
+                self.calls[path] = replace(call, state="approved", edited=item.payload["edited"], question="")
+                self._outcomes.asked.discard(call.call_id)
+                self._outcomes.handed_over.discard(call.call_id)
+                self.begin(path, execution)
 
     def _from_others(self, execution: Execution) -> list[Arrived]:
         """The results that the inbox has for steps that were handed over."""

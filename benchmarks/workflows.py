@@ -107,7 +107,7 @@ def _phase(directory: Path, phase: str, steps: int, kept: bool) -> Any:
     """What a phase of `peers/long_workflow.py` took."""
     arguments = [str(directory), phase, str(steps), str(max(20, steps // 20) if kept else 0)]
     command = [sys.executable, str(PROGRAMS / "long_workflow.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500)
     if done.returncode:
         raise RuntimeError(f"{phase} failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -98,6 +98,5 @@ async def over_agents(ctx: WorkflowContext, count: int, at_once: int) -> int:
 async def many_steps(ctx: WorkflowContext, count: int) -> int:
     """A call of a tool for each item, then a wait for a signal."""
     found = await ctx.foreach(range(count), lambda number: ctx.tool(lookup, str(number)), limit=100)
-    await ctx.publish("taken", len(found))
     await ctx.event("go")
     return len(found)

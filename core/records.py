@@ -298,7 +298,7 @@ class InboxItem(msgspec.Struct, frozen=True):
     """Something that reached a session.
 
     Attributes:
-        kind: `input`, `child_result`, `answer` or `steer`.
+        kind: `input`, `child_result`, `answer`, `steer`, of a workflow also `approved`.
         key: of what it is: the input's run, the spawning call, the call that was answered, the request that steers.
         payload: as `kind` has it.
     """

@@ -29,6 +29,9 @@ STEPS = CHILD_STEPS | {SLEEP_STEP, ASK_STEP, EVENT_STEP}
 SIGNAL = "signal"
 """The kind of an inbox row that a workflow waits for by name, or will."""
 
+APPROVED = "approved"
+"""The kind of an inbox row which says that a call of the workflow may be executed: its process may be at work."""
+
 PUBLISHED = "publish:"
 """How the names begin under which a workflow's published values are recorded."""
 

@@ -31,8 +31,8 @@ def main(directory: Path, phase: str, steps: int, snapshot: int) -> None:
         if phase == "take":
             cluster.workflow(many_steps, steps, session_id="long", run_id="r")
             session = cluster.session("long")
-            while session.workflow_status().published.get("taken") != steps:
-                time.sleep(0.2)
+            while session.info().status != "waiting_for_input":
+                time.sleep(0.5)
         else:
             session = cluster.session("long")
             session.signal("go")

@@ -13,7 +13,7 @@ from understudy.approvals import APPROVAL, APPROVE
 from understudy.identifiers import COPIED
 from understudy.records import RUN_STATUSES, STEER
 from understudy.wakeups import MOST_WAKEUPS
-from understudy.workflows import EVENT_STEP, SIGNAL, WORKFLOW
+from understudy.workflows import APPROVED, EVENT_STEP, SIGNAL, WORKFLOW
 
 from ..db.prepared import Row
 from ..db.statements import (
@@ -181,7 +181,7 @@ def inbox(scope: Scope) -> Iterator[Wrong]:
 @selected
 def inbox_items(scope: Scope) -> Iterator[Wrong]:
     """Each inbox row is an input of an open session, or a child's result or an answer for an open call of the current
-    run, or is to steer that run.
+    run, or says that one was approved, or is to steer that run.
     """
     run = exists().where(same_session(RUN, INBOX), RUN.c.run_id == INBOX.c.key)
     call = (
@@ -195,6 +195,7 @@ def inbox_items(scope: Scope) -> Iterator[Wrong]:
         and_(INBOX.c.kind == "input", SESSION.c.closed == 0, run),
         and_(INBOX.c.kind == "child_result", func.coalesce(call, "").in_(("requested", "started"))),
         and_(INBOX.c.kind == "answer", func.coalesce(call, "").in_(("asked", "waiting"))),
+        and_(INBOX.c.kind == APPROVED, func.coalesce(call, "").in_(("approved", "finished"))),
         and_(INBOX.c.kind == STEER, SESSION.c.run_id.is_not(None), SESSION.c.held.is_(None)),
         and_(INBOX.c.kind == SIGNAL, SESSION.c.kind == WORKFLOW, SESSION.c.held.is_(None)),
     )

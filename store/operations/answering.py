@@ -5,7 +5,7 @@ The answer goes into the session's inbox, as a person's does, and so becomes the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from understudy.agents import SEND_TO_AGENT
 from understudy.jobs import JOB_TOOLS
@@ -31,12 +31,16 @@ ANSWERS: dict[str, Callable[[Transaction, SessionRow, Ask], tuple[str, str]]] = 
 STORE_ANSWERS = frozenset({WAIT, EVENT_STEP, *ANSWERS})
 
 
-def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
-    """Answer a tool call of the current run, or let it wait for its time."""
-    calls = tx.current_calls(row)
-    # Nothing has changed the call since the model asked for it: the time counts from then, whatever died meanwhile.
+def ask(tx: Transaction, row: SessionRow, asks: Sequence[Ask]) -> None:
+    """Answer tool calls of the current run, or let them wait for their times."""
+    # Nothing has changed a call since the model asked for it: the time counts from then, whatever died meanwhile.
     # Not from a time in the future, of a clock that was set back since: the wait would be longer by as much.
-    since = min(tx.now, next(call["updated_at"] for call in calls if call["call_id"] == asked.call_id))
+    since = {call["call_id"]: min(tx.now, call["updated_at"]) for call in tx.current_calls(row)} if asks else {}
+    for asked in asks:
+        _ask(tx, row, asked, since[asked.call_id])
+
+
+def _ask(tx: Transaction, row: SessionRow, asked: Ask, since: int) -> None:
     tx.update_call(
         row.session_id, asked.call_id, state="waiting", epoch=row.epoch, executions=asked.executions, result=None,
         child_id=None,

@@ -15,7 +15,7 @@ from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.prices import Price
 from understudy.records import Ack, Batch, CallState, Finish
-from understudy.workflows import DIVERGED, WORKFLOW, begins_record
+from understudy.workflows import APPROVED, DIVERGED, WORKFLOW, begins_record
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
@@ -130,11 +130,12 @@ def _spawn(tx: Transaction, row: SessionRow, batch: Batch) -> list[str]:
 
 def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
     """Have the batch's questions answered: by the store, or by people."""
-    for asked in batch.asks:
-        (answering if asked.kind in answering.STORE_ANSWERS else questions).ask(tx, row, asked)
+    people = [asked for asked in batch.asks if asked.kind not in answering.STORE_ANSWERS]
+    answering.ask(tx, row, [asked for asked in batch.asks if asked.kind in answering.STORE_ANSWERS])
+    questions.ask(tx, row, people)
     if steering.is_interrupted(tx, row):
         steering.answer_waits(tx, row)
-    elif any(asked.kind not in answering.STORE_ANSWERS for asked in batch.asks):
+    elif people:
         questions.tell_above(tx, row)
 
 
@@ -163,7 +164,10 @@ def _set_wait(
 def _has_result(tx: Transaction, row: SessionRow) -> bool:
     """Whether a result has come in for a call that has none yet, or an approval: the session takes it up instead of
     waiting. A workflow whose code does not fit its log takes up the answer about that, and nothing else."""
-    told = {item.key for item in tx.inbox(row) if item.is_result}
+    inbox = tx.inbox(row)
+    told = {item.key for item in inbox if item.is_result}
+    if row.kind == WORKFLOW and not told and all(item.kind != APPROVED for item in inbox):
+        return False
     calls = tx.current_calls(row)
     stopped = [call for call in calls if call["tool"] == DIVERGED and row.kind == WORKFLOW]
     return any(

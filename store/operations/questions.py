@@ -15,11 +15,12 @@ from understudy.errors import AnswerConflict, InvalidInput, NotAsked
 from understudy.messages import encodable, storable
 from understudy.protocol import Decision
 from understudy.records import Ask
+from understudy.workflows import APPROVED, WORKFLOW
 
 from ..db.prepared import Row
 from ..db.session_row import SessionRow
 from ..db.statements import QUESTION, RUN
-from ..transaction import Transaction
+from ..transaction import LOADED_AT_ONCE, Transaction
 from .waiting import QUESTION_TIMER, go_on, hand_in
 
 DECISIONS = {approvals.QUESTION: ("ok", "error"), IN_DOUBT: ("ok", "error", "rerun"), APPROVAL: (APPROVE, REJECT)}
@@ -28,10 +29,21 @@ DECISIONS = {approvals.QUESTION: ("ok", "error"), IN_DOUBT: ("ok", "error", "rer
 ABORTED = {"decision": "aborted", "text": "given up: nobody will answer this call"}
 
 
-def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
-    """Let a tool call of the current run wait for a person; the run is paused until every question is answered."""
-    where = (*_of_session(tx, row), QUESTION.c.call_id == asked.call_id)
-    number = (tx.read(select(func.max(QUESTION.c.asked)).where(*where), row.session_id).scalar() or 0) + 1
+def ask(tx: Transaction, row: SessionRow, asks: Sequence[Ask]) -> None:
+    """Let tool calls of the current run wait for people; the run is paused until every question is answered."""
+    before: dict[str, int] = {}
+    for start in range(0, len(asks), LOADED_AT_ONCE):
+        known = QUESTION.c.call_id.in_([asked.call_id for asked in asks[start : start + LOADED_AT_ONCE]])
+        numbers = select(QUESTION.c.call_id, func.max(QUESTION.c.asked)).where(*_of_session(tx, row), known)
+        found = tx.read(numbers.group_by(QUESTION.c.call_id), row.session_id)
+        before.update((call_id, number) for call_id, number in found)
+    for asked in asks:
+        _ask(tx, row, asked, before.get(asked.call_id, 0) + 1)
+    if asks:
+        _set_run_status(tx, row, "waiting_for_input")
+
+
+def _ask(tx: Transaction, row: SessionRow, asked: Ask, number: int) -> None:
     prompt, options = storable(asked.prompt), [storable(option) for option in asked.options]
     tx.insert(
         QUESTION,
@@ -51,7 +63,6 @@ def ask(tx: Transaction, row: SessionRow, asked: Ask) -> None:
     if due_at:
         default = {"call_id": asked.call_id, "asked": number, "said": asked.default}
         tx.set_timer(row, QUESTION_TIMER + asked.call_id, due_at, default)
-    _set_run_status(tx, row, "waiting_for_input")
 
 
 def tell_above(tx: Transaction, row: SessionRow) -> None:
@@ -168,6 +179,12 @@ def unanswered(tx: Transaction, row: SessionRow) -> list[Row]:
     return [dict(item) for item in found]
 
 
+def _is_asked(tx: Transaction, row: SessionRow) -> bool:
+    """Whether a question of the session's current run has no answer."""
+    mine = (*_of_session(tx, row), QUESTION.c.run_id == row.run_id, QUESTION.c.answered_at == 0)
+    return tx.read(select(QUESTION.c.call_id).where(*mine).limit(1), row.session_id).first() is not None
+
+
 def _accept(
     tx: Transaction, row: SessionRow, question: Row, said: dict[str, str], *, timed_out: bool = False
 ) -> None:  # fmt: skip
@@ -187,7 +204,7 @@ def _accept(
         call = next(item for item in tx.current_calls(row) if item["call_id"] == call_id)
         record = memory(call["tool"], call["arguments"], said["decision"], said["text"], said["remember"])
         tx.append(row, replace(record, run_id=row.run_id, round=row.round))
-    if not unanswered(tx, row):
+    if not _is_asked(tx, row):
         _set_run_status(tx, row, "running")
     if said["decision"] == APPROVE:
         _approve(tx, row, call_id, said["text"])
@@ -203,6 +220,8 @@ def _approve(tx: Transaction, row: SessionRow, call_id: str, edited: str) -> Non
         row.session_id, call_id, state="approved", epoch=row.epoch, executions=call["executions"], result=None,
         child_id=None, edited=edited or None,
     )  # fmt: skip
+    if row.kind == WORKFLOW:  # whose process may be at work with other steps, and does not wait for their end
+        tx.put_inbox(row, APPROVED, call_id, {"edited": edited or None})
     go_on(tx, row)
 
 

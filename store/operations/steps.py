@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from sqlalchemy import literal_column, select
 
 from understudy.errors import InvalidInput, NotRunning
 from understudy.json_text import from_json, to_json
@@ -81,8 +81,7 @@ def signal(tx: Transaction, session_id: str, wanted: Signal) -> bool:
         message = f"the payload has {len(text)} characters as JSON, and may have {LONGEST_PAYLOAD}"
         raise InvalidInput(message, session_id=session_id)
     answered = {item.key for item in inbox if item.is_result}
-    calls = [call for call in tx.current_calls(row) if call["call_id"] not in answered]
-    waiting = [call for call in calls if _waits_for(call, wanted.name)]
+    waiting = [call for call in _waiting(tx, row, wanted.name) if call["call_id"] not in answered]
     if waiting:
         call = min(waiting, key=lambda one: (one["updated_at"], one["call_id"]))
         tx.drop_timer(row, CALL_TIMER + call["call_id"])
@@ -98,8 +97,12 @@ def _come(tx: Transaction, row: SessionRow, call_id: str, text: str, since: int)
     hand_in(tx, row, call_id, {"decision": "ok", "text": text, "since": since})
 
 
-def _waits_for(call: Row, name: str) -> bool:
-    if call["tool"] != EVENT_STEP or call["state"] != "waiting":
-        return False
-    arguments: dict[str, Any] = from_json(call["arguments"])
-    return arguments.get("name") == name
+def _waiting(tx: Transaction, row: SessionRow, name: str) -> list[Row]:
+    """The steps of the current run that wait for events of this name. There may be many others."""
+    if row.run_id is None:
+        return []
+    columns = TOOL_CALL.c.call_id, TOOL_CALL.c.arguments, TOOL_CALL.c.updated_at
+    of_session = TOOL_CALL.c.namespace == tx.namespace, TOOL_CALL.c.session_id == row.session_id
+    waits = TOOL_CALL.c.open == literal_column("1"), TOOL_CALL.c.tool == EVENT_STEP, TOOL_CALL.c.state == "waiting"
+    found = tx.read(select(*columns).where(*of_session, *waits), row.session_id).mappings()
+    return [dict(call) for call in found if from_json(call["arguments"]).get("name") == name]

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
 from understudy import Cluster
+from understudy.cluster.cli.main import app
+from understudy.config import ModelProfile
+from understudy.events import ToolFinished
+from understudy.testing.offline import OfflineServer
 
-from ..faults import PATIENCE, driver, kill, output, staged, wait_until
+from ..faults import PATIENCE, driver, kill, of, output, staged, wait_until
+from ..unit.test_workflow_examples import answers, begin_review
 from ..workflow_work import KINDS, work
+from .test_console_cluster import console
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -101,3 +112,63 @@ def test_changed_code_is_noticed_patched_and_mended(ray_cluster: str, tmp_path: 
             assert other.run("r").result(PATIENCE, check=True).output == ["first", "yes", "new"]
         cluster.shutdown()
     assert (folder / "flow.py.effects").read_text().split() == ["first", "new", "first", "new"]
+
+
+def told(*words: str) -> Any:
+    """The JSON document of a command."""
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_one_run_is_seen_everywhere(ray_cluster: str, tmp_path: Path) -> None:
+    """Given the review panel of the examples on two files, then `tree`, the metrics, one trace and the console have the
+    same sessions and steps: eight sessions of one tree, a call for each step, and one trace that joins all of them."""
+    dsn, place = f"sqlite:///{tmp_path}/store.db", tmp_path / "files"
+    place.mkdir()
+    with OfflineServer(policy=answers) as server:
+        profile = ModelProfile("panel", "sk-of-the-tests", server.url)
+        with Cluster.connect(dsn, max_actors=4, model="m", profiles=[profile]) as cluster:
+            assert begin_review(cluster, place).ok
+            session = cluster.session("s")
+            steps = {event.call_id: event.tool for event in of(session.events(), ToolFinished)}
+            tree = told("tree", "s", "--store", dsn)
+            spans = told("trace", "s", "r", "--store", dsn)
+            [metrics] = [service.address for service in cluster.services() if service.role == "node"]
+            scrape = urllib.request.urlopen(metrics, timeout=PATIENCE).read().decode()
+            with console("--store", dsn, "--port", "0") as (_, said):
+                shown = {
+                    path: json.load(urllib.request.urlopen(f"{said['url']}api/sessions{path}", timeout=PATIENCE))
+                    for path in ("", "/s/events", "/s/trace?run=r")
+                }
+            cluster.shutdown()
+    rows = {row["session_id"]: row for row in shown[""]["rows"]}
+    assert rows.keys() == {info["id"] for info in tree}
+    agents = Counter(info["name"] for info in tree)
+    assert agents == {"review": 1, "correctness": 2, "security": 2, "clarity": 2, "model": 1}
+    assert Counter(steps.values()) == {"python_files": 1, "agent": 6, "model": 1}
+    finished = [event for event in shown["/s/events"]["events"] if event["type"] == "tool_finished"]
+    assert {event["data"]["call_id"]: event["data"]["tool"] for event in finished} == steps
+    assert shown["/s/trace?run=r"]["spans"] == spans
+    joined(spans, steps, rows)
+    found = [sample for family in text_string_to_metric_families(scrape) for sample in family.samples]
+    runs = {s.labels["agent"]: s.value for s in found if s.name == "understudy_runs_accepted_total"}
+    assert runs == agents
+    calls = {s.labels["tool"]: s.value for s in found if s.name == "understudy_tool_calls_total" and s.value}
+    assert calls == Counter(steps.values())
+
+
+def joined(spans: list[dict[str, Any]], steps: dict[str, str], rows: dict[str, Any]) -> None:
+    """One trace has all sessions: each below the step that it does, which is below the workflow's run."""
+    ids = {span["span_id"]: span for span in spans}
+    assert len({span["trace_id"] for span in spans}) == 1
+    assert {span["session_id"] for span in spans} == rows.keys()
+    runs = {span["session_id"]: span for span in spans if span["operation"] == "invoke_agent"}
+    top = runs.pop("s")
+    assert (top["name"], top["parent_span_id"]) == ("invoke_agent review", "")
+    calls = {span["attributes"]["gen_ai.tool.call.id"]: span for span in spans if span["operation"] == "execute_tool"}
+    assert {call: span["attributes"]["gen_ai.tool.name"] for call, span in calls.items()} == steps
+    assert {span["parent_span_id"] for span in calls.values()} == {top["span_id"]}
+    assert all(ids[run["parent_span_id"]] is calls[rows[child]["call_id"]] for child, run in runs.items())
+    chats = [span for span in spans if span["operation"] == "chat"]
+    assert Counter(span["parent_span_id"] for span in chats) == Counter(run["span_id"] for run in runs.values())

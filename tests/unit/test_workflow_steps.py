@@ -112,6 +112,33 @@ def test_a_step_in_doubt_has_a_value(cluster: LocalCluster, name: str, expected:
     assert (result.status, result.output) == ("completed", expected)
 
 
+@tool(on_crash="rerun")
+def lasts() -> str:
+    """Goes on until somebody says so."""
+    return _held()
+
+
+@workflow
+async def shops(ctx: WorkflowContext) -> list[Any]:
+    """A tool that goes on, and one that needs an approval."""
+    return await ctx.gather(ctx.tool(lasts), ctx.tool(pay, 5))
+
+
+@pytest.mark.parametrize("edited", [None, {"amount": 7}])
+def test_an_approved_call_waits_for_no_other_branch(cluster: LocalCluster, edited: dict[str, int] | None) -> None:
+    """Given a call that needs an approval beside a tool that is at work, a person is asked at once, and once it is
+    approved the call is executed, with the arguments that the person wrote, while the other tool still goes on."""
+    run = cluster.workflow(shops, session_id="w")
+    assert begun.wait(PATIENCE)
+    session = cluster.session("w")
+    asked = next(event for event in run if event.type == "input_requested")
+    session.approve(asked.call_id, arguments=edited)
+    done = next(event for event in run if event.type == "tool_finished")
+    assert (done.tool, done.outcome, released.is_set()) == ("pay", "ok", False)
+    released.set()
+    assert run.result(PATIENCE, check=True).output == ["held", {"paid": 7 if edited else 5}]
+
+
 @tool(approve=True)
 def reports(context: ToolContext) -> str:
     """Reports what it does, and goes on for a while."""

@@ -108,8 +108,7 @@ def test_nothing_is_removed_that_is_nowhere_else(cluster: LocalCluster, top: Pat
 
 def test_prune_removes_what_is_needless(cluster: LocalCluster, top: Path) -> None:
     """Given worktrees without changes, with changes, with changes that are merged, and a branch that two others share,
-    then prune removes those with which nothing is lost, and says why the others stay; with `--dry-run` it says the same
-    and does nothing."""
+    then prune removes those with which nothing is lost and says why the others stay; with `--dry-run` it only says."""
     keeps(cluster, top, "same")
     keeps(cluster, top, "changed", changed="new\n")
     keeps(cluster, top, "merged", merged="new\n")
