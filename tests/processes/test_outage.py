@@ -45,8 +45,7 @@ with LocalCluster(sys.argv[1]) as cluster:
     threading.Event().wait()
 """
 END = """
-import json, sys
-from collections import Counter
+import json, sys, time
 from understudy.events import TimerFired
 from understudy.testing import LocalCluster
 
@@ -55,9 +54,9 @@ with LocalCluster(sys.argv[1]) as cluster:
     for name in ("once", "often"):
         schedule = cluster.schedule(name)
         while not (info := schedule.info()).fired:
-            pass
+            time.sleep(0.05)
         found[name] = cluster.session(info.last_session).run(info.last_run).result(60).text
-        found[name + " counts"] = [info.fired, info.missed, info.skipped, info.failed, info.state]
+        found[name + " counts"] = [info.fired, info.skipped, info.failed, info.state]
     found["timers fired"] = sum(isinstance(event, TimerFired) for event in cluster.session("s").events())
     found["sessions"] = len(cluster.sessions())
 print(json.dumps(found))
@@ -72,12 +71,11 @@ def test_what_is_due_in_a_total_outage_happens_once(tmp_path: Path) -> None:
     more."""
     (tmp_path / "naps.py").write_text(NAPS)
     store = f"sqlite:///{tmp_path}/store.db"
-    with subprocess.Popen(
-        [sys.executable, "-c", BEGIN, store], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    ) as all_:
-        assert all_.stdout is not None
-        due = float(all_.stdout.readline())
-        os.kill(all_.pid, signal.SIGKILL)
+    command = [sys.executable, "-c", BEGIN, store]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as everything:
+        assert everything.stdout is not None
+        due = float(everything.stdout.readline())
+        os.kill(everything.pid, signal.SIGKILL)
     died = time.time()
     assert died < due, "it took too long to begin"
     while time.time() < due + 1.0:  # that it passes is what is tested
@@ -89,6 +87,6 @@ def test_what_is_due_in_a_total_outage_happens_once(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == {
             "s": "slept", "once": "once", "often": "often", "timers fired": 1, "sessions": 3,
-            "once counts": [1, 0, 0, 0, "ended"], "often counts": [1, 0, 0, 0, "ended"],
+            "once counts": [1, 0, 0, "ended"], "often counts": [1, 0, 0, "ended"],
         }  # fmt: skip
     assert sorted((tmp_path / "naps.py.effects").read_text().split()) == ["often", "once", "slept"]

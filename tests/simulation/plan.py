@@ -27,7 +27,7 @@ from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .jobs import some_with_jobs
 from .recalling import some_recalling
-from .schedules import some_with_schedules
+from .schedules import fires_workflows, some_with_schedules
 from .servers import have_servers, some_with_servers
 from .tasks import retold
 from .tools import BY_POLICY, TOOLS
@@ -203,6 +203,7 @@ class Plan:
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"goals"} if work.spec["name"] == GOAL else set()
             found |= {"workflows"} if work.spec.get("kind") == WORKFLOW else set()
+            found |= {"workflows fired"} if fires_workflows(work) else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()
             found |= {f"output {spec['output']['mode']}" for spec in (work.spec, *helpers) if "output" in spec}

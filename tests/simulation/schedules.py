@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.events import RunAccepted
+from understudy.placement import DEFAULT
 from understudy.store.db.statements import RUN, SCHEDULE
 from understudy.store.operations.schedules import SOURCE
+from understudy.workflows import WORKFLOW
 
 if TYPE_CHECKING:
     from .plan import Work
@@ -64,6 +66,12 @@ def _definition(chosen: random.Random, work: Work, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def fires_workflows(work: Work) -> bool:
+    """Whether schedules run its workflow in sessions of their own."""
+    is_workflow = work.spec.get("kind") == WORKFLOW
+    return is_workflow and any(action.kind == "set_schedule" and action.what["own"] for action in work.actions)
+
+
 def wanted(work: Work, what: dict[str, Any]) -> dict[str, Any]:
     """The request of a client that sets a schedule."""
     from .plan import agent, policies_of
@@ -71,6 +79,8 @@ def wanted(work: Work, what: dict[str, Any]) -> dict[str, Any]:
     definition = {name: value for name, value in what.items() if name != "own"}
     if not what["own"]:
         return {**definition, "session_id": work.session_id}
+    if work.spec.get("kind") == WORKFLOW:
+        return {**definition, "spec": work.spec, "placement": work.spec.get("placement", DEFAULT)}
     return {**definition, "spec": agent("timed", policies_of(work.spec)[:1])}
 
 
@@ -104,6 +114,7 @@ def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[
         name, definition = row["name"], row["definition"]
         for outcome in ("skipped", "missed", "failed"):
             counts[f"due times {outcome}"] += row[outcome]
+        yield from _of_its_own(name, definition, runs.get(name, []), row["first_at"], counts)
         dues = [due for _, due in runs.get(name, ()) if due >= row["first_at"]]  # others are of earlier definitions
         if len(set(dues)) != len(dues):
             yield f"schedule {name} has begun two runs for one due time: {sorted(dues)}"
@@ -118,3 +129,16 @@ def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[
         late = time.time_ns() // 1_000 - row["due_at"]
         if row["due_at"] and late > LATE and not disturbed:
             yield f"schedule {name} was due {late / 1e6:.1f} s ago, and nobody has dealt with it"
+
+
+def _of_its_own(
+    name: str, definition: dict[str, Any], runs: list[tuple[str, int]], since: int, counts: Counter[str]
+) -> Iterator[str]:
+    """Where each firing is to have a session, no two share one, and it is of the due time."""
+    spec = definition.get("spec")
+    for session_id, due in runs:
+        if spec is None or due < since:
+            continue
+        counts["workflows fired"] += spec.get("kind") == WORKFLOW
+        if session_id != f"{PREFIX}{name}.{due}":
+            yield f"schedule {name} has run its due time {due} in session {session_id}, which is not of its own"

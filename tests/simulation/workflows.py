@@ -285,10 +285,12 @@ def as_workflow(chosen: random.Random, work: Work) -> Work:
 
     def told_anew(action: Action) -> Action:
         name = next((name for name in ("content", "prompt") if action.what.get(name, "").startswith("{")), "")
-        if not name or action.what.get("own"):  # what a schedule sends to sessions of its own
+        if not name:
             return action
         begins = f"{work.session_id}.{json.loads(action.what[name])['name']}"
-        drawn = Drawn(chosen, begins, policies, agents="helper" in spec["agents"], elsewhere=bool(names & {*EXECUTED}))
+        # A schedule's sessions of their own: drawn apart, so that other programs are those that they have been.
+        draws = random.Random(f"{begins}/{action.what[name]}") if action.what.get("own") else chosen
+        drawn = Drawn(draws, begins, policies, agents="helper" in spec["agents"], elsewhere=bool(names & {*EXECUTED}))
         return replace(action, what={**action.what, name: json.dumps({"program": drawn.program()})})
 
     actions = tuple(told_anew(action) for action in work.actions if action.kind not in STEERING)
