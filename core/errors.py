@@ -500,6 +500,13 @@ class WorkflowDiverged(WorkflowError):
     hint = "Mend the code, or guard the change with `ctx.patched`; then answer `retry`: the run goes on from its log."
 
 
+class StepLimit(WorkflowError):
+    """A workflow that a model wrote came to more steps than it may."""
+
+    code = "step_limit"
+    hint = "Have it do less at once or in fewer rounds, or raise `steps` of the agent's `WorkflowLimits`."
+
+
 class RunFailed(UnderstudyError):
     """A run ended without a usable answer."""
 
