@@ -1,5 +1,5 @@
-"""Tools by which a model has a workflow done that it writes itself, and sees what one is at: their specifications, and what
-the second one asks of the store. What the first one creates is in `workflow_writing`, which loads more."""
+"""Tools by which a model has a workflow done that it writes itself, and sees what one is at: their specifications, and
+what the second one asks of the store. What the first one creates is in `workflow_writing`, which loads more."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from understudy.workflows import CREATE_WORKFLOW, WORKFLOW_STATUS
 from .asking import read_arguments
 from .waking import store_tool
 
-FORMAT = """A definition is {"name": "...", "inputs": {NAME: JSON Schema}, "steps": [STEP, ...], "output": data}. Steps are \
-done one after the other. A STEP has exactly one of:
+FORMAT = """A definition is {"name": "...", "inputs": {NAME: JSON Schema}, "steps": [STEP, ...], "output": data}. \
+Steps are done one after the other. A STEP has exactly one of:
 - "tool": {"name", "arguments": {...}}
 - "agent": {"name", "task": text}
 - "model": {"prompt": text}: a model is asked once, without tools
@@ -32,8 +32,8 @@ and any of: "id" (later steps see its result as "{{id}}", parts as "{{id.field.0
 CREATE_WORKFLOW_SPEC = store_tool(
     CREATE_WORKFLOW,
     "Write a workflow, and have it done: many steps of your tools and sub-agents, in the order that you say, without a "
-    "turn of yours for each. It goes on by itself, whatever dies, and each step is done once. You get its result; if you "
-    "detach it, at once its id, and are told of its end by a message in this conversation, as of that of a sub-agent. "
+    "turn of yours for each. It goes on by itself, whatever dies, and each step is done once. You get its result; if "
+    "you detach it, at once its id, and are told of its end by a message in this conversation, as of a sub-agent's. "
     f"If something is wrong with it, nothing is done, and you get all problems with their places.\n{FORMAT}",
     {
         "definition": {"type": "object", "description": "The workflow."},
@@ -62,10 +62,10 @@ def limited(tool: dict[str, Any], limits: dict[str, Any] | None) -> dict[str, An
     if limits is None or tool["source"].get("builtin") != CREATE_WORKFLOW:
         return tool
     named = {name: ", ".join(limits[name]) or "none" for name in ("tools", "agents")}
-    models = f"; models that a step may name (\"model\"): {', '.join(limits['models'])}" if limits["models"] else ""
+    models = f'; models that a step may name ("model"): {", ".join(limits["models"])}' if limits["models"] else ""
     said = (
-        f"\nTools: {named['tools']}; agents: {named['agents']}{models}. At most {limits['steps']} steps, rounds and tries "
-        f"counted, and {limits['at_once']} at once: give each foreach a max_concurrency."
+        f"\nTools: {named['tools']}; agents: {named['agents']}{models}. At most {limits['steps']} steps, rounds and "
+        f"tries counted, and {limits['at_once']} at once: give each foreach a max_concurrency."
     )
     return {**tool, "description": tool["description"] + said}
 

@@ -30,7 +30,7 @@ LEFT_OUT = frozenset({
 LIKE_A_STEP = {"restart_type": "temporary", "lifecycle": "ephemeral"}
 """It is done once: what is to be done about a failure its writer decides."""
 
-ONE_QUESTION = {"instructions": "", "tools": [], "agents": {}, "budget": None, "max_depth": 0}
+ONE_QUESTION: dict[str, Any] = {"instructions": "", "tools": [], "agents": {}, "budget": None, "max_depth": 0}
 """What is different in the agent that makes the model calls of its `model` steps."""
 
 

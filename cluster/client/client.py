@@ -157,7 +157,7 @@ class Cluster:
             SessionConflict: the id exists with another specification, or is an agent's.
             RunConflict: the `run_id` was used with another input.
         """
-        function = workflow_function(workflow, keywords)
+        function = workflow_function(workflow, arguments, keywords, {"session_id": session_id, "run_id": run_id})
         definition = definition_required(function)
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
         compiled = compile_workflow(

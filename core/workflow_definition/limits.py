@@ -45,8 +45,8 @@ def look(data: Any, limits: Limits, problems: Problems) -> None:
         body = step.get("model")
         model = body.get("model") if isinstance(body, dict) else None
         if isinstance(model, str) and model not in limits.models:
-            there = f"; there are: {listing(limits.models)}" if limits.models else ": leave it out for your own"
-            problems.add((*place, "model", "model"), f"you may not use {quoted(model)}{meant(model, limits.models)}{there}")
+            there = f"{meant(model, limits.models)}; there are: {listing(limits.models)}" if limits.models else ""
+            problems.add((*place, "model", "model"), f"you may not use {quoted(model)}{there or ': leave it out'}")
     if number > limits.steps:
         problems.add(("steps",), f"there are {number} steps, and you may have {limits.steps}")
     for index, step in enumerate(steps if isinstance(steps, list) else ()):

@@ -182,7 +182,8 @@ async def test_a_run_comes_to_so_many_steps(kernel: k.Kernel) -> None:
 
 
 async def test_the_budget_of_the_limits(kernel: k.Kernel) -> None:
-    """Given limits with a budget of one sub-agent, then a workflow that would start two fails, and its agent goes on."""
+    """Given limits with a budget of one sub-agent, then a workflow that would start two fails, and its agent goes
+    on."""
     budget = [{"scope": "tree", "children": 1}]
     assert (await kernel.run("s", lead([write()], "done", limits={"budget": budget})))["text"] == "done"
     [said] = await kernel.results()
@@ -202,7 +203,8 @@ async def test_the_status_of_a_workflow(kernel: k.Kernel) -> None:
     await kernel.run("s", lead(*replies))
     _, _, status, other, _ = await kernel.results()
     assert status.splitlines() == [
-        f"Workflow {written()}: waiting_for_input", "Open steps:", '- 1 event (waiting): {"name": "paid", "seconds": null}',
+        f"Workflow {written()}: waiting_for_input",
+        "Open steps:", '- 1 event (waiting): {"name": "paid", "seconds": null}',
         "Last results, the latest first:", '- 0 upper (ok): "A"',
     ]  # fmt: skip
     assert other == "you have written no workflow 't': give the id that create_workflow has said."
