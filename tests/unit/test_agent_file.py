@@ -21,7 +21,7 @@ from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.mcp_servers import McpServer
-from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
+from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision, WorkflowLimits
 
 TOOLS = """
 from understudy import hook, tool
@@ -224,6 +224,7 @@ instructions = "Be brief."
 model = "m"
 profile = "p"
 tools = ["files", "wait", "schedule_wakeup", "jobs", "request_user_input", "spawn_agent",
+         "create_workflow",
          "bash", "web_fetch", "MODULE:look"]
 hooks = ["MODULE:notes"]
 workspace = "."
@@ -306,6 +307,14 @@ models = ["small"]
 budget = { tokens = 100 }
 output = true
 
+[workflows]
+tools = ["glob"]
+agents = ["child"]
+models = ["small"]
+steps = 10
+at_once = 2
+budget = { tokens = 100 }
+
 [web]
 allow = ["*.example.org"]
 deny = ["x.example.org"]
@@ -381,6 +390,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str, skills: Path)
         (Context, set(data["context"])),
         (Memory, set(data["memory"])),
         (Delegation, set(data["delegation"])),
+        (WorkflowLimits, set(data["workflows"])),
         (WebPolicy, set(data["web"])),
         (Budget, set().union(*scopes)),
         (Sandbox, set(data["sandbox"])),
