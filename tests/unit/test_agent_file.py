@@ -22,6 +22,7 @@ from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.mcp_servers import McpServer
 from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision, WorkflowLimits
+from understudy.workflows import CREATE_WORKFLOW
 
 TOOLS = """
 from understudy import hook, tool
@@ -434,7 +435,9 @@ def test_problems_of_handoffs_are_told_with_their_places(tmp_path: Path, module:
 def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path, skills: Path) -> None:
     """Each name that `AgentSpec.tools` takes is one that a file takes, groups included."""
     for name in tool_names():
-        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "skills": ["skills"], "web": {}})).spec
+        limits = {"workflows": {}} if name in ("workflows", CREATE_WORKFLOW) else {}
+        more = {"skills": ["skills"], "web": {}, **limits}
+        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], **more})).spec
         assert found.tools == (name,)
 
 
