@@ -20,6 +20,7 @@ from understudy.errors import InvalidSpec, ToolError
 from understudy.handoffs import HANDOFF, tool_name
 from understudy.skills import LOAD_SKILL
 from understudy.suggestions import did_you_mean
+from understudy.workflows import CREATE_WORKFLOW, WORKFLOW_STATUS
 
 from .agents import SEND_TO_AGENT_SPEC, START_AGENT_SPEC
 from .asking import REQUEST_USER_INPUT, REQUEST_USER_INPUT_SPEC
@@ -31,6 +32,7 @@ from .parameters import context_parameter, convertible_types, has_local_dataclas
 from .recall import RECALL_TOOLS
 from .sandboxed import CONTEXT, in_sandbox
 from .waking import STORE_TOOLS
+from .workflow_tools import CREATE_WORKFLOW_SPEC, WORKFLOW_STATUS_SPEC, WORKFLOWS_GROUP
 
 BUILTIN_TOOLS: dict[str, str] = {
     "read_file": "understudy.actors.files:read_file",
@@ -66,10 +68,11 @@ TOOL_GROUPS: dict[str, tuple[str, ...]] = {
     "agents": _AGENTS,
     "commands": (*COMMAND_TOOLS, *JOBS_GROUP["jobs"]),
     **JOBS_GROUP,
+    **WORKFLOWS_GROUP,
 }  # fmt: skip
 """Names that stand for several tools. The presets are `core` (work on files), `explore` (read only) and `full`: all but
-what needs more than a name to be used (`web_fetch` its hosts, `view_image` a model that sees, a board somebody to share
-it)."""
+what needs more than a name to be used (`web_fetch` its hosts, workflows their limits, `view_image` a model that sees, a
+board somebody to share it)."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OnCrash = str | Callable[..., Any]
@@ -282,6 +285,8 @@ _LOOP_TOOLS = {
     START_AGENT: START_AGENT_SPEC,
     SEND_TO_AGENT: SEND_TO_AGENT_SPEC,
     **JOBS_TOOLS,
+    CREATE_WORKFLOW: CREATE_WORKFLOW_SPEC,
+    WORKFLOW_STATUS: WORKFLOW_STATUS_SPEC,
 }
 """Tools that the session loop executes itself."""
 

@@ -135,7 +135,7 @@ def load_workflow(
     try:
         function = had_from(source, read_blob, unpickle)
         if "definition" in spec:  # as it was when the session began: the function does what that says
-            function = function(spec["definition"])
+            function = function(spec["definition"], spec.get("most_steps"))
     except Exception as error:
         raise unloadable(f"workflow {name!r}", source, error) from error
     if definition_of(function) is None:

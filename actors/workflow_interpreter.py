@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from understudy.durations import seconds_of, time_of
-from understudy.errors import InvalidInput, InvalidSpec, StepFailed, WorkflowDiverged, WorkflowError
+from understudy.errors import InvalidInput, InvalidSpec, StepFailed, StepLimit, WorkflowDiverged, WorkflowError
 from understudy.places import Place, shown
 from understudy.workflow_definition.checking import converted
 from understudy.workflow_definition.evaluation import NoValue, is_true
@@ -29,13 +29,19 @@ NOT_ARGUMENTS = frozenset({"self", "tool", "retry"})
 """Names that mean something else where a step calls a tool."""
 
 
+FINAL = (WorkflowDiverged, StepLimit)
+"""Errors about which no step can do anything."""
+
+
 def as_workflow(
-    definition: Definition, agents: Sequence[Any] = (), tools: Sequence[Any] = (), **options: Any
-) -> Callable[..., Any]:
+    definition: Definition, agents: Sequence[Any] = (), tools: Sequence[Any] = (), *, most_steps: int | None = None,
+    **options: Any,
+) -> Callable[..., Any]:  # fmt: skip
     """A definition as a function that is marked with `@workflow`: its keywords are the inputs.
 
     Args:
         agents, tools: those that its steps name.
+        most_steps: that a run may come to; None for any number.
         options: see `@workflow`.
 
     Raises:
@@ -43,7 +49,7 @@ def as_workflow(
     """
 
     async def done(context: WorkflowContext, /, **inputs: Any) -> Any:
-        return await interpret(context, definition, inputs)
+        return await interpret(context, definition, inputs, most_steps)
 
     problem = options_problem(options)
     if problem is not None:
@@ -55,12 +61,14 @@ def as_workflow(
     return done
 
 
-def loaded(data: dict[str, Any]) -> Callable[..., Any]:
+def loaded(data: dict[str, Any], most_steps: int | None = None) -> Callable[..., Any]:
     """The same of a definition that was checked, in the specification of a session."""
-    return as_workflow(converted(data))
+    return as_workflow(converted(data), most_steps=most_steps)
 
 
-async def interpret(context: WorkflowContext, definition: Definition, inputs: dict[str, Any]) -> Any:
+async def interpret(
+    context: WorkflowContext, definition: Definition, inputs: dict[str, Any], most_steps: int | None = None
+) -> Any:
     """Do the steps of a definition; the workflow's result.
 
     Args:
@@ -70,16 +78,24 @@ async def interpret(context: WorkflowContext, definition: Definition, inputs: di
     Raises:
         InvalidInput: the inputs are not those of the definition.
         StepFailed: a step failed for good.
+        StepLimit: it comes to more steps than it may.
         WorkflowError: a condition or a template has no value.
     """
     variables = checked_inputs(definition, inputs)
-    result = await _Interpreter(context).steps(definition.steps, variables, ("steps",))
+    result = await _Interpreter(context, most_steps).steps(definition.steps, variables, ("steps",))
     return result if definition.output is UNSET else _rendered(definition.output, variables, ("output",))
 
 
 class _Interpreter:
-    def __init__(self, context: WorkflowContext) -> None:
+    def __init__(self, context: WorkflowContext, most_steps: int | None) -> None:
         self._context = context
+        self._most_steps, self._steps = most_steps, 0
+
+    def _count(self) -> None:
+        """Come to a step, or to another try of one: also what asks for nothing has an end then."""
+        self._steps += 1
+        if self._most_steps is not None and self._steps > self._most_steps:
+            raise StepLimit(f"it may come to {self._most_steps} steps in a run, and would come to more")
 
     async def steps(self, steps: list[Step], variables: Variables, place: Place) -> Any:
         """Steps one after the other; the result of the last one. Their results become variables."""
@@ -90,6 +106,7 @@ class _Interpreter:
 
     async def _step(self, step: Step, variables: Variables, place: Place) -> Any:
         result = None
+        self._count()
         try:
             if step.when is UNSET or _holds(step.when, variables, (*place, "when")):
                 result = await self._tried(step, variables, place)
@@ -112,18 +129,19 @@ class _Interpreter:
             except StepFailed:
                 if attempt >= retry.attempts:
                     raise
+            self._count()
             await self._context.sleep(retry.pause(attempt))
 
     async def _failed(self, step: Step, error: WorkflowError, variables: Variables, place: Place) -> Any:
         """What a step that failed for good has as its result instead."""
-        if isinstance(error, WorkflowDiverged):
+        if isinstance(error, FINAL):
             raise error
         if step.fallback is not UNSET:
             try:
                 return await self._step(step.fallback, _with_error(variables, error), (*place, "fallback"))
             except WorkflowError as other:
                 error = other
-        if isinstance(error, WorkflowDiverged) or step.on_error == "fail":
+        if isinstance(error, FINAL) or step.on_error == "fail":
             raise error
         if isinstance(step.on_error, Step):
             await self._step(step.on_error, _with_error(variables, error), (*place, "on_error"))

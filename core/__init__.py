@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
     from .reads import Note, PendingInput, RunRecord, ScheduleInfo, Wakeup
-    from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
+    from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision, WorkflowLimits
 
     __version__: str
 
@@ -121,6 +121,7 @@ __all__ = [
     "WebPolicy",
     "WorkflowContext",
     "WorkflowError",
+    "WorkflowLimits",
     "Worktree",
     "__version__",
     "hook",
@@ -175,6 +176,7 @@ _HOMES = {
     "Wakeup": "reads",
     "WebPolicy": "access",
     "WorkflowContext": "actors.workflow_context",
+    "WorkflowLimits": "spec",
     "Worktree": "access",
     "hook": "actors.hooks",
     "memory_provider": "actors.providers",

@@ -514,6 +514,13 @@ class NoVerdict(WorkflowError):
     hint = "`understudy tree SESSION` has the evaluator's session; mend what its run failed with, and run it again."
 
 
+class StepLimit(WorkflowError):
+    """A workflow that a model wrote came to more steps than it may."""
+
+    code = "step_limit"
+    hint = "Have it do less at once or in fewer rounds, or raise `steps` of the agent's `WorkflowLimits`."
+
+
 class RunFailed(UnderstudyError):
     """A run ended without a usable answer."""
 

@@ -210,6 +210,26 @@ class Delegation(Strict):
     output: bool = False
 
 
+class WorkflowLimits(Strict):
+    """Within which limits a model may write workflows itself (docs/subagents.md): with the tool `create_workflow`.
+
+    Attributes:
+        tools: names of the agent's own tools that their steps may call.
+        agents: names of its sub-agents (`AgentSpec.agents`) that may work for them.
+        models: that their `model` steps may name; others use the agent's. They are asked with the agent's profile.
+        steps: that one run may come to, those within others, tries and rounds counted each.
+        at_once: steps that may be under way at once.
+        budget: of each such workflow, within those of the agents above it.
+    """
+
+    tools: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    models: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    steps: int = Field(200, ge=1, le=5_000)
+    at_once: int = Field(8, ge=1, le=64)
+    budget: Budgets | None = None
+
+
 class AgentSpec(Strict):
     """What an agent is and may do.
 
@@ -221,10 +241,11 @@ class AgentSpec(Strict):
         tools: functions decorated with `@tool`, names of built-in tools (`read_file`, …) or of groups (`files`), import
             paths (`module:function`), or what an installed package offers (`DISTRIBUTION:NAME`, `docs/agent-files.md`).
         agents: what `spawn_agent` and `start_agent` may create, by name; without it the children are copies of this
-            agent.
+            agent. Workflows that its model writes have some of them (`workflows`).
         handoffs: the agents that its model may hand the session off to, each by a tool `transfer_to_NAME`; one that is
             known to the session already may be given by its name (`docs/handoff.md`).
         delegation: within which limits its model may write sub-agents itself; None: it may not.
+        workflows: within which limits its model may write workflows itself; None: it may not.
         hooks: functions decorated with `@hook`, or their names as of tools, called in this order at their points
             (`docs/hooks.md`). A sub-agent has those that its own specification lists; a copy of this agent has the
             same.
@@ -299,6 +320,7 @@ class AgentSpec(Strict):
         ...,
     ] = ()
     delegation: Delegation | None = None
+    workflows: WorkflowLimits | None = None
     hooks: tuple[Any, ...] = ()
     mcp_servers: tuple[McpServer, ...] = ()
     output_type: Any = None

@@ -26,6 +26,12 @@ CHILD_STEPS = frozenset({AGENT_STEP, MODEL_STEP, WORKFLOW_STEP})
 STEPS = CHILD_STEPS | {SLEEP_STEP, ASK_STEP, EVENT_STEP}
 """Names that no tool of a workflow may have."""
 
+CREATE_WORKFLOW = "create_workflow"
+"""The tool by which a model writes a workflow and has it done."""
+
+WORKFLOW_STATUS = "workflow_status"
+"""The tool by which it sees what one is at."""
+
 SIGNAL = "signal"
 """The kind of an inbox row that a workflow waits for by name, or will."""
 
@@ -47,6 +53,9 @@ VERDICT = "verdict-"
 
 MODEL_AGENT = "model"
 """The agent of a workflow's specification that makes the model calls of its `model` steps."""
+
+LONGEST_WRITTEN = 100_000
+"""Characters of a workflow's definition that a model writes, as JSON."""
 
 MOST_SIGNALS = 1_000
 """Signals that may wait for a workflow to ask for them."""

@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from understudy.actors.delegation import HANDED_OVER
+from understudy.actors.delegation import HANDED_OVER, STARTING
 from understudy.actors.tools import builtin
-from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.handoffs import HANDOFF
 from understudy.manifest import below
 from understudy.messages import INTERRUPTED
@@ -40,7 +39,7 @@ NOT_REACHED = "not reached"
 
 MASK = "[not compared]"
 
-HANDED_ON = {SPAWN_AGENT, START_AGENT, HANDOFF, *HANDED_OVER}
+HANDED_ON = {*STARTING, HANDOFF, *HANDED_OVER}
 """Tools whose calls no frame executes: sub-agents, people or the store do."""
 
 

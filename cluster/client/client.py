@@ -165,7 +165,7 @@ class Cluster:
             SessionConflict: the id exists with another specification, or is an agent's.
             RunConflict: the `run_id` was used with another input.
         """
-        function = workflow_function(workflow, keywords)
+        function = workflow_function(workflow, arguments, keywords, {"session_id": session_id, "run_id": run_id})
         definition = definition_required(function)
         given = arguments_of(function, arguments, keywords)
         return self._begun(definition, given, result_type(function), session_id, run_id)

@@ -22,6 +22,8 @@ from understudy.actors.hooks import describe_hook
 from understudy.actors.providers import describe_provider
 from understudy.actors.tools import builtin, describe, handoff_spec
 from understudy.actors.typed_output import FINAL_ANSWER
+from understudy.actors.workflow_tools import limited
+from understudy.agents import SPAWN_AGENT, START_AGENT
 from understudy.config import OFFLINE_MODEL, has_credentials, is_secret_name
 from understudy.errors import InvalidConfiguration, InvalidSpec, ModelProfileMissing
 from understudy.identifiers import digest
@@ -29,9 +31,10 @@ from understudy.manifest import AGENTS, below, without_bytes
 from understudy.mcp_servers import McpServer
 from understudy.placement import DEFAULT, placement_key
 from understudy.skills import LOAD_SKILL
-from understudy.spec import AgentSpec, Budget, Delegation, each
+from understudy.spec import AgentSpec, Budget, Delegation, WorkflowLimits, each
 from understudy.strict import listed
 from understudy.windows import known_window
+from understudy.workflows import CREATE_WORKFLOW
 from understudy.worktrees import of_repository
 
 from .extensions import had
@@ -39,6 +42,7 @@ from .handoff_targets import handoff_targets, named, own_handoff_problems
 from .output_schema import output_of
 from .packages import PY_MODULES, RAYS_OWN, addresses, package_key, within_job
 from .skills import read_skills, tools_of
+from .workflow_limits import workflow_limit_problems
 
 PLAIN = (
     "max_rounds", "max_continuations", "repeat_limit", "tool_timeout", "parallel_tools", "max_depth", "deadline",
@@ -157,14 +161,14 @@ def _compiled(
         agents[agent.name] = child.spec
         blobs.update(child.blobs)
         own_code = own_code or child.uses_own_code
-    delegation = _delegation(spec.delegation)
+    delegation, workflows = _delegation(spec.delegation), _workflows(spec.workflows)
     compiled = {
         "v": 1,
         "name": spec.name,
         "instructions": spec.instructions,
         "model": model,
         "profile": chosen,
-        "tools": [offered(tool, delegation, agents) for tool in tools],
+        "tools": [limited(offered(tool, delegation, agents), workflows) for tool in tools],
         "agents": agents,
         "workspace": os.path.abspath(spec.workspace) if isinstance(spec.workspace, str) else None,
         "parameters": spec.parameters,
@@ -179,6 +183,7 @@ def _compiled(
         **({"skills": to_builtins(skills.skills)} if skills.skills else {}),
         **({"memory": memory} if memory else {}),
         **({"delegation": delegation} if delegation else {}),
+        **({"workflows": workflows} if workflows else {}),
         **({"sandbox": spec.sandbox.model_dump(exclude_defaults=True)} if spec.sandbox != Sandbox() else {}),
         **({"web": spec.web.model_dump()} if spec.web else {}),
         **({"worktree": _worktree(spec.workspace)} if isinstance(spec.workspace, Worktree) else {}),
@@ -268,6 +273,13 @@ def _delegation(given: Delegation | None) -> dict[str, Any] | None:
     return {**made, "output": True} if given.output else made
 
 
+def _workflows(given: WorkflowLimits | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    named = {name: list(getattr(given, name)) for name in ("tools", "agents", "models")}
+    return {**named, "steps": given.steps, "at_once": given.at_once, "budget": _limits(each(given.budget))}
+
+
 def _server(spec: AgentSpec, server: McpServer) -> dict[str, Any]:
     """The compiled form of an MCP server; its `key` is the same for all that are started in the same way."""
     fields = server.model_dump(mode="json")
@@ -316,8 +328,9 @@ def function_problems(
         problems.append(("tools", "web_fetch needs web=WebPolicy(…), which says what it may fetch"))
     if spec.output_type is not None and FINAL_ANSWER in names:
         problems.append(("tools", f"{FINAL_ANSWER!r} is taken, by the tool that gives an answer of the output type"))
-    if spec.agents and not {"spawn_agent", "start_agent"} & set(names):
-        problems.append(("agents", "they can only be used with the tool 'spawn_agent' or 'start_agent'"))
+    if spec.agents and not {SPAWN_AGENT, START_AGENT, CREATE_WORKFLOW} & set(names):
+        starting = f"{SPAWN_AGENT!r}, {START_AGENT!r} or {CREATE_WORKFLOW!r}"
+        problems.append(("agents", f"they can only be used with the tool {starting}"))
     if spec.workspace is None:
         problems += [
             ("agents", f"{agent.name!r} needs a git worktree of this agent's workspace, and it has none")
@@ -334,6 +347,7 @@ def function_problems(
             problems.append(("delegation.output", f"{FINAL_ANSWER!r} is taken, by a tool of the agent's own"))
         if not {"spawn_agent", "start_agent"} & set(names):
             problems.append(("delegation", "it can only be used with the tool 'spawn_agent' or 'start_agent'"))
+    problems += workflow_limit_problems(spec, tools)
     possible = _approvable([*tools, *map(handoff_spec, named(spec))])
     servers = tuple(f"{server.name}_" for server in spec.mcp_servers)  # what they offer is not known here
     for pattern in spec.approve:

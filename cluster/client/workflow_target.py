@@ -85,7 +85,7 @@ def _defined(path: Path, directory: Path, agents: Sequence[Path], tools: Sequenc
     except InvalidSpec as error:
         error.hint = "Correct the fields named above; agents are given with --agents PATH, tools with --tool NAME."
         raise
-    workspace = {"workspace": str(directory)} if IN_WORKSPACE.intersection(tools) else {}
+    workspace: dict[str, Any] = {"workspace": str(directory)} if IN_WORKSPACE.intersection(tools) else {}
     return as_workflow(definition, specs, found, **workspace)
 
 

@@ -41,21 +41,31 @@ def definition_required(item: Any) -> WorkflowDefinition:
 
 
 def workflow_function(
-    item: Callable[..., Any] | Definition | str | PathLike[str], keywords: dict[str, Any]
-) -> Callable[..., Any]:
+    item: Callable[..., Any] | Definition | str | PathLike[str], arguments: Sequence[Any], keywords: dict[str, Any],
+    options: Mapping[str, Any],
+) -> Callable[..., Any]:  # fmt: skip
     """A workflow's function; of a definition, or of the path of its file, one that does it.
 
     Args:
         keywords: `agents` and `tools` of a definition are taken out of these.
+        arguments: the inputs of a definition as one dict; none if they are keywords.
+        options: what else may be given by name, None where it was not.
 
     Raises:
-        InvalidInput: a file can't be read.
+        InvalidInput: a file can't be read, or an input has such a name, so nobody knows what was meant.
         InvalidSpec: its definition can't be used, with every problem in `details["problems"]`.
     """
     if not isinstance(item, Definition | str | PathLike):
         return item
+    given = {name for name, value in {**options, **keywords}.items() if value is not None}
     agents, tools = keywords.pop("agents", ()), keywords.pop("tools", ())
-    return as_workflow(item if isinstance(item, Definition) else of_file(Path(item), agents, tools), agents, tools)
+    definition = item if isinstance(item, Definition) else of_file(Path(item), agents, tools)
+    both = sorted(given & {"agents", "tools", *options} & definition.inputs.keys())
+    if both and not arguments:
+        raise InvalidInput(
+            f"{', '.join(both)} is an input of workflow {definition.name!r} as well: give its inputs as one dict"
+        )
+    return as_workflow(definition, agents, tools)
 
 
 def scheduled_workflow(

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidSpec
+from .limits import Limits
+from .limits import look as look_at_limits
 from .meaning import Meaning
 from .plain import places_of, with_names
 from .problems import Problems
@@ -16,13 +18,15 @@ from .steps import Definition, Step
 
 
 def definition_problems(
-    data: Any, *, agents: Collection[str] | None = None, tools: Collection[str] | None = None
-) -> list[dict[str, str]]:
+    data: Any, *, agents: Collection[str] | None = None, tools: Collection[str] | None = None,
+    limits: Limits | None = None,
+) -> list[dict[str, str]]:  # fmt: skip
     """Every problem of a definition, as `{"field", "problem"}`, in the order of its fields; whatever the data is, this
     raises nothing.
 
     Args:
         agents, tools: the names that a step may have; None: they are not looked at.
+        limits: of one that a model has written.
     """
     problems = Problems()
     order = places_of(data, problems)
@@ -31,6 +35,8 @@ def definition_problems(
     named = with_names(data)
     look(named, problems)
     Meaning(problems, agents=agents, tools=tools).look(named)
+    if limits is not None:
+        look_at_limits(named, limits, problems)
     return problems.told(order)
 
 

@@ -13,11 +13,11 @@ from understudy.notes import NOTE_TOOLS
 from understudy.recall import READ_MESSAGE, RECALL
 from understudy.records import Ask
 from understudy.wakeups import SCHEDULE_WAKEUP, WAIT
-from understudy.workflows import EVENT_STEP
+from understudy.workflows import EVENT_STEP, WORKFLOW_STATUS
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
-from . import agents, jobs, notes, recall, steps, waiting, wakeups
+from . import agents, jobs, notes, recall, steps, waiting, wakeups, workflows
 
 ANSWERS: dict[str, Callable[[Transaction, SessionRow, Ask], tuple[str, str]]] = {
     SCHEDULE_WAKEUP: wakeups.answer,
@@ -25,6 +25,7 @@ ANSWERS: dict[str, Callable[[Transaction, SessionRow, Ask], tuple[str, str]]] = 
     **dict.fromkeys(NOTE_TOOLS, notes.answer),
     SEND_TO_AGENT: agents.answer,
     **dict.fromkeys(JOB_TOOLS, jobs.answer),
+    WORKFLOW_STATUS: workflows.answer,
 }
 """What answers a call at once, by what it asks: `(decision, text)`."""
 

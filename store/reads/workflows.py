@@ -5,38 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection
 
 from understudy.errors import InvalidInput
 from understudy.json_text import to_json
-from understudy.messages import Message
-from understudy.reads import OpenStep, PublishedValue, StepDone, WorkflowStatus
-from understudy.workflows import ORIGIN, PUBLISHED, WORKFLOW, step_path
+from understudy.reads import PublishedValue, WorkflowStatus
+from understudy.workflows import ORIGIN, PUBLISHED, WORKFLOW
 
 from ..db.prepared import read
-from ..db.statements import MESSAGE, SELECT_STEPS
+from ..operations.workflows import SELECT_RECORDS, last_steps, open_steps
 from .queries import runs, session_info
 
 AT_ONCE = 200
 """Records that are read at a time, from the end of a log."""
-
-SELECT_RECORDS = (
-    select(MESSAGE.c.seq, MESSAGE.c.body)
-    .where(
-        MESSAGE.c.namespace == bindparam("ns"),
-        MESSAGE.c.session_id == bindparam("session"),
-        MESSAGE.c.role == bindparam("role"),
-        MESSAGE.c.seq < bindparam("before"),
-    )
-    .order_by(MESSAGE.c.seq.desc())
-    .limit(bindparam("limit"))
-)
-
-LAST_STEPS = 10
-"""Steps with a result that a status has."""
-
-SHOWN = 500
-"""Characters of arguments and results that a status has."""
 
 
 def published(connection: Connection, namespace: str, session_id: str, name: str) -> PublishedValue:
@@ -64,31 +45,13 @@ def status(connection: Connection, namespace: str, session_id: str) -> WorkflowS
     run_id = info.run_id or (begun[-1] if begun else None)
     if run_id is None:
         return WorkflowStatus(None)
-    steps = read(connection, SELECT_STEPS, ns=namespace, session=session_id)
-    opened = [
-        OpenStep(
-            step_path(run_id, row["call_id"]), row["tool"], row["arguments"][:SHOWN], row["state"], row["updated_at"],
-            row["child_id"],
-        )
-        for row in steps
-        if row["run_id"] == run_id and row["state"] != "done"
-    ]  # fmt: skip
     before = info.seq + 1
     values: dict[str, Any] = {}
     for extra in _records(connection, namespace, session_id, before, run_id):
         if str(extra.get("name")).startswith(PUBLISHED):
             values.setdefault(str(extra["name"]).removeprefix(PUBLISHED), extra.get("value"))
-    where: dict[str, Any] = {"ns": namespace, "session": session_id, "before": before}
-    rows = read(connection, SELECT_RECORDS, **where, role="tool", limit=LAST_STEPS)
-    said = [Message.from_wire(row["body"]) for row in rows]
-    done = [_done(run_id, message) for message in said if message.run_id == run_id]
+    opened, done = (found(connection, namespace, session_id, run_id) for found in (open_steps, last_steps))
     return WorkflowStatus(run_id, tuple(opened), tuple(done), values)
-
-
-def _done(run_id: str, message: Message) -> StepDone:
-    outcome = (message.extra or {}).get("outcome", "ok")
-    path = step_path(run_id, message.tool_call_id or "")
-    return StepDone(path, message.name or "", outcome, message.text[:SHOWN], message.created_at)
 
 
 def _records(

@@ -17,11 +17,12 @@ from understudy.events import ChildSpawned, Event
 from understudy.handoffs import present
 from understudy.identifiers import COPIED
 from understudy.store.db.statements import ACCOUNT, EVENT, SESSION, TOOL_CALL
-from understudy.workflows import WORKFLOW
+from understudy.workflows import CREATE_WORKFLOW, WORKFLOW
 
 from .background import SPAWN
 from .tasks import INPUTS, retold
 from .tools import TOOLS
+from .written import misfits
 
 if TYPE_CHECKING:
     from .plan import Work
@@ -135,10 +136,13 @@ def spawned(world: World, event: Event) -> Iterator[str]:
             row.session_id: present(row.spec, row.agent) for row in connection.execute(select(*columns).where(both))
         }
         where = (TOOL_CALL.c.session_id == event.session_id, TOOL_CALL.c.call_id == event.call_id)
-        arguments = connection.execute(select(TOOL_CALL.c.arguments).where(*where)).scalar()
-    if arguments is None or len(specs) < 2:
+        call = connection.execute(select(TOOL_CALL.c.arguments, TOOL_CALL.c.tool).where(*where)).first()
+    if call is None or len(specs) < 2:
         return  # removed since
-    above, found = specs[event.session_id], specs[event.child_id]
+    above, found, arguments = specs[event.session_id], specs[event.child_id], call.arguments
+    if call.tool == CREATE_WORKFLOW:
+        yield from (f"{event.child_id}: {text}" for text in misfits(above, found, arguments))
+        return
     due = of_step(above, arguments) if above.get("kind") == WORKFLOW else due_of(above, arguments)
     if due is None:
         yield f"{event.child_id} was started by {arguments[:200]}, which is beyond what is allowed"

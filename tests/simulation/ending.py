@@ -23,7 +23,7 @@ from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, 
 from understudy.store.entries import event_from_row
 from understudy.workflows import AGENT
 
-from . import approvals, background, delegating, handoffs, jobs, kept, schedules, typed
+from . import approvals, background, delegating, handoffs, jobs, kept, schedules, typed, written
 from .guards import STOPPED
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of, unrecorded
@@ -93,6 +93,7 @@ class Ending:
             violations = (
                 background.violations,
                 delegating.violations,
+                written.violations,
                 self._seen.recalled.violations,
                 jobs.violations,
                 self._world.commands.violations,

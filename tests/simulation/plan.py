@@ -33,6 +33,7 @@ from .tasks import retold
 from .tools import BY_POLICY, TOOLS
 from .typed import output
 from .workflows import SIGNALS, WORKFLOW, some_workflows
+from .written import some_written
 
 STEER = "steer"
 """How messages begin that steer a run: the model does what it would have done without them."""
@@ -190,6 +191,7 @@ class Plan:
             helpers += [inner for helper in helpers for inner in helper["agents"].values()]
             found |= {"children"} if helpers else set()
             found |= {name for name in ("hooks", "context", "memory", "delegation", "mcp_servers") if name in work.spec}
+            found |= {"written"} if "workflows" in work.spec else set()
             found |= (
                 {"providers"} if any(one.get("memory", {}).get("providers") for one in (work.spec, *helpers)) else set()
             )
@@ -894,6 +896,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
         work = tuple(noted(keeping, item) for item in work)
     work = some_recalling(random.Random(f"{seed}/providers"), work)
     work = some_delegating(random.Random(f"{seed}/delegation"), work)
+    work = some_written(random.Random(f"{seed}/written"), work)
     served = random.Random(f"{seed}/servers")
     work = some_with_servers(served, work)
     wrong = tool_hosts(served, work, wrong, window)

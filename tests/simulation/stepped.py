@@ -21,6 +21,7 @@ from . import goals
 from .reference import Known, Reference
 from .scheduler import EPOCH
 from .tools import POLICY_OF
+from .written import comes_to
 
 if TYPE_CHECKING:
     from .world import World
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 IN_NO_FRAME = ("input", "child")
 """Waits in which a session is in no process."""
 
-BY_CODE = ("step_failed", "step_timeout")
+BY_CODE = ("step_failed", "step_timeout", "step_limit")
 """How runs fail whose code did: programs do nothing else that fails."""
 
 WRONG = ("workflow_error", "workflow_diverged", "invalid_input", "tool_error")
@@ -130,6 +131,8 @@ class Stepped:
             return
         counts["workflow runs"] += len(runs)
         children = _children(connection)
+        workflows = select(SESSION.c.session_id, SESSION.c.spec).where(SESSION.c.kind == WORKFLOW)
+        functions = {row.session_id: row.spec["workflow"] for row in connection.execute(workflows)}
         effects = Counter(effect.call_key for effect in self._world.effects)
         ended = {
             (row.session_id, row.run_id): row for row in connection.execute(select(RUN)) if row.finished_at
@@ -140,7 +143,7 @@ class Stepped:
             yield from run.problems
             if key in ended:
                 yield from _results(run, ended[key])
-                yield from _outcome(run, ended[key], counts)
+                yield from _outcome(run, ended[key], functions[run.session_id], counts)
             yield from self._calls(run, children, effects)
         yield from goals.conversations(connection, _tries(runs, children), counts)
         yield from self._signals(runs, ended, counts)
@@ -280,11 +283,14 @@ def _results(run: Run, row: Any) -> Iterator[str]:
         yield f"run {run.run_id} of {run.session_id} is said to have diverged, and its code is what it was"
 
 
-def _outcome(run: Run, row: Any, counts: Counter[str]) -> Iterator[str]:
+def _outcome(run: Run, row: Any, function: dict[str, Any], counts: Counter[str]) -> Iterator[str]:
     """A run has come to what its program does by its record."""
     code = (row.error or {}).get("code", "")
     if code in WRONG:
         yield f"run {row.run_id} of {row.session_id} failed: {row.error}"
+        return
+    if "definition" in function:
+        yield from _as_written(run, row, function, counts)
         return
     by_code = row.status == "completed" or (row.status == "failed" and code in BY_CODE)
     for number, (known, given) in enumerate(run.epochs):
@@ -305,3 +311,16 @@ def _outcome(run: Run, row: Any, counts: Counter[str]) -> Iterator[str]:
         due = due if is_last else ("again", None)
         if (status, value) != due:
             yield f"run {row.run_id} of {row.session_id} is {due}, and by its record its program is {status}, {value!r}"
+
+
+def _as_written(run: Run, row: Any, function: dict[str, Any], counts: Counter[str]) -> Iterator[str]:
+    """A run of a workflow that a model has written has come to what its definition does by its record."""
+    code = (row.error or {}).get("code", "")
+    if row.status != "completed" and not (row.status == "failed" and code in BY_CODE):
+        return
+    known, given = run.epochs[-1]
+    found = comes_to(function["definition"], function["most_steps"], given, known)
+    counts["written compared"] += 1
+    due = ("failed", (code, row.error["message"])) if code else ("completed", row.output)
+    if found != due:
+        yield f"run {row.run_id} of {row.session_id} is {due}, and by its record its definition is {found}"

@@ -146,6 +146,7 @@ _FUNCTIONS: tuple[Any, ...] = (
 
 _BUILT_IN = (
     "request_user_input", "wait", "spawn_agent", "agents", "jobs", "schedule_wakeup", "notes", "board", "commands",
+    "workflows",
 )  # fmt: skip
 
 TOOLS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,8 @@ from understudy.cluster.client.agent_file import read_agent
 from understudy.cluster.client.compiling import compile_spec
 from understudy.errors import InvalidInput, InvalidSpec
 from understudy.mcp_servers import McpServer
-from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
+from understudy.spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision, WorkflowLimits
+from understudy.workflows import CREATE_WORKFLOW
 
 TOOLS = """
 from understudy import hook, tool
@@ -224,6 +225,7 @@ instructions = "Be brief."
 model = "m"
 profile = "p"
 tools = ["files", "wait", "schedule_wakeup", "jobs", "request_user_input", "spawn_agent",
+         "create_workflow",
          "bash", "web_fetch", "MODULE:look"]
 hooks = ["MODULE:notes"]
 workspace = "."
@@ -306,6 +308,14 @@ models = ["small"]
 budget = { tokens = 100 }
 output = true
 
+[workflows]
+tools = ["glob"]
+agents = ["child"]
+models = ["small"]
+steps = 10
+at_once = 2
+budget = { tokens = 100 }
+
 [web]
 allow = ["*.example.org"]
 deny = ["x.example.org"]
@@ -381,6 +391,7 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str, skills: Path)
         (Context, set(data["context"])),
         (Memory, set(data["memory"])),
         (Delegation, set(data["delegation"])),
+        (WorkflowLimits, set(data["workflows"])),
         (WebPolicy, set(data["web"])),
         (Budget, set().union(*scopes)),
         (Sandbox, set(data["sandbox"])),
@@ -424,7 +435,9 @@ def test_problems_of_handoffs_are_told_with_their_places(tmp_path: Path, module:
 def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path, skills: Path) -> None:
     """Each name that `AgentSpec.tools` takes is one that a file takes, groups included."""
     for name in tool_names():
-        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], "skills": ["skills"], "web": {}})).spec
+        limits = {"workflows": {}} if name in ("workflows", CREATE_WORKFLOW) else {}
+        more = {"skills": ["skills"], "web": {}, **limits}
+        found = read_agent(write(tmp_path, {"name": "a", "tools": [name], **more})).spec
         assert found.tools == (name,)
 
 

@@ -267,6 +267,7 @@ def refusals() -> list[tuple[Any, dict[str, Any], type[Exception], list[str]]]:
         (twice, {"agents": [HELPER], "a": "1", "b": 2}, InvalidSpec, ["steps[0].tool.name", "steps[1].agent.name"]),
         (broken, {"tools": [split]}, InvalidSpec, ["steps[0].tool.arguments.path", "steps[0].retry.max_attempts"]),
         (fine, {"tools": [split], "a": 1, "c": 2}, InvalidInput, ["a", "c", "session_id"]),
+        (fine, {"tools": [split], "a": "1", "session_id": "s"}, InvalidInput, []),
         ("missing.yaml", {}, InvalidInput, []),
         ("workflow.txt", {}, InvalidInput, []),
     ]  # fmt: skip
