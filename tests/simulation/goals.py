@@ -60,7 +60,8 @@ def as_goal(chosen: random.Random, work: Work) -> Work:
     judge = {**worker, "name": JUDGES, "hash": f"hash-{JUDGES}", "agents": {}, "handoffs": {}, "tools": []}
     judge["output"] = {**output(chosen), "name": "verdict", "schema": VERDICT_SCHEMA}
     spec |= {
-        "name": GOAL, "hash": f"hash-{GOAL}-{work.session_id}", "agents": {**spec["agents"], WORKS: worker, JUDGES: judge},
+        "name": GOAL, "hash": f"hash-{GOAL}-{work.session_id}",
+        "agents": {**spec["agents"], WORKS: worker, JUDGES: judge},
         "workflow": {"name": GOAL, "source": source, **fingerprint(goal)},
     }  # fmt: skip
 
