@@ -62,14 +62,14 @@ def list_(store: Store = None, json: Json = False) -> int:
     with connected(store, start=False) as cluster:
         found = cluster.schedules()
     if json:
-        print_json({"schedules": [_wire(schedule) for schedule in found]})
+        print_json({"schedules": [schedule_wire(schedule) for schedule in found]})
         return 0
     if not found:
         errors.print('no schedules; the first one: understudy schedules create NAME "PROMPT" --cron "0 3 * * *"')
         return 0
     table = Table("name", "state", "when", "what", "next", "so far", box=None, header_style="bold", pad_edge=False)
     for one in found:
-        next_at = _spoken(one.due_at) if one.due_at and not one.paused else ""
+        next_at = spoken(one.due_at) if one.due_at and not one.paused else ""
         so_far = ", ".join(f"{getattr(one, name)} {name}" for name in COUNTS if getattr(one, name))
         table.add_row(*map(escape, (one.name, one.state, _when(one), _what(one), next_at, so_far)))
     Console(highlight=False).print(table)
@@ -82,7 +82,7 @@ def show(name: Name, store: Store = None, json: Json = False) -> int:
     """Show a schedule: when it is due, what it does, and what became of its due times."""
     with connected(store, start=False) as cluster:
         found = cluster.schedule(name).info()
-    print_json(_wire(found)) if json else _print(found)
+    print_json(schedule_wire(found)) if json else print_schedule(found)
     return 0
 
 
@@ -132,15 +132,15 @@ def create(
     if content is None:
         raise InvalidInput(f'say what to do: understudy schedules create {name} "PROMPT"')
     options: dict[str, Any] = {
-        "cron": cron, "zone": zone, "every": _seconds("--every", every), "at": _moment("--at", at),
+        "cron": cron, "zone": zone, "every": seconds_of("--every", every), "at": _moment("--at", at),
         "start": _moment("--start", start), "until": _moment("--until", until),
-        "jitter": _seconds("--jitter", jitter) or 0.0, "overlap": overlap.value, "catch_up": catch_up.value,
-        "window": _seconds("--window", window), "max_firings": max_firings,
+        "jitter": seconds_of("--jitter", jitter) or 0.0, "overlap": overlap.value, "catch_up": catch_up.value,
+        "window": seconds_of("--window", window), "max_firings": max_firings,
     }  # fmt: skip
     with connected(store) as cluster:
         schedule = cluster.schedule(name, content, agent=spec, session=session, **options)
         found = schedule.info()
-    print_json(_wire(found)) if json else _print(found)
+    print_json(schedule_wire(found)) if json else print_schedule(found)
     return 0
 
 
@@ -196,7 +196,7 @@ def _agent(file: Path | None, model: str | None) -> tuple[AgentSpec, str | None]
     return AgentOptions(file, model=model).read(Path.cwd())
 
 
-def _seconds(option: str, given: str | None) -> float | None:
+def seconds_of(option: str, given: str | None) -> float | None:
     """A duration: `90s`, `5m`, or a number of seconds."""
     if given is None:
         return None
@@ -215,7 +215,7 @@ def _moment(option: str, given: str | None) -> datetime | None:
         raise InvalidInput(f"{option} is {given!r}, and must be a time: 2026-12-24T18:00, or with +01:00") from None
 
 
-def _spoken(moment: int) -> str:
+def spoken(moment: int) -> str:
     """A time as it is on this machine."""
     return datetime.fromtimestamp(moment / 1e6, UTC).astimezone().isoformat(" ", "seconds")
 
@@ -230,18 +230,20 @@ def _duration(seconds: float) -> str:
 def _when(found: ScheduleInfo) -> str:
     if found.cron:
         return f"{found.cron} {found.zone}"
-    return f"every {_duration(found.every)}" if found.every else f"at {_spoken(found.at)}"
+    return f"every {_duration(found.every)}" if found.every else f"at {spoken(found.at)}"
 
 
 def _what(found: ScheduleInfo) -> str:
     return f"session {found.session_id}" if found.session_id else f"a session of {found.agent}"
 
 
-def _wire(found: ScheduleInfo) -> dict[str, Any]:
+def schedule_wire(found: ScheduleInfo) -> dict[str, Any]:
+    """A schedule as JSON."""
     return {**jsonable(found), "state": found.state}
 
 
-def _print(found: ScheduleInfo) -> None:
+def print_schedule(found: ScheduleInfo) -> None:
+    """A schedule for a person."""
     console = Console(highlight=False)
 
     def say(what: str, text: str) -> None:
@@ -251,11 +253,13 @@ def _print(found: ScheduleInfo) -> None:
     say("when", _when(found) + (f", within {_duration(found.jitter)}" if found.jitter else ""))
     for what, moment in (("start", found.start), ("until", found.until), ("next", found.due_at)):
         if moment:
-            say(what, _spoken(moment))
+            say(what, spoken(moment))
     say("input", str(found.content)[:500])
     say("what", _what(found))
     window = f", not later than {_duration(found.window)}" if found.window else ""
     ends = f", {found.max_firings} times" if found.max_firings else ""
+    if found.memory:
+        say("loop", "each firing is told what became of those before it")
     say("rules", f"overlap {found.overlap}, catch-up {found.catch_up}{window}{ends}")
     say("so far", ", ".join(f"{getattr(found, name)} {name}" for name in COUNTS))
     if found.last_run:

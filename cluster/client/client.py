@@ -22,7 +22,7 @@ from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, check_identity, new_identifier
 from understudy.prices import price_table
 from understudy.protocol import NewSession
-from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord
+from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord, TriageEntry
 from understudy.schedules import LATEST, SKIP, NewSchedule, ScheduleSet
 from understudy.spec import AgentSpec
 from understudy.workflow_definition.steps import Definition
@@ -38,6 +38,7 @@ from .results import ServiceInfo, SessionInfo
 from .run_handle import Run
 from .schedule_handle import Schedule, timing, wanted
 from .session_handle import Session
+from .triage_handle import TriageItem
 from .workflows import compile_workflow, definition_required, workflow_function
 
 
@@ -200,7 +201,7 @@ class Cluster:
         session: Session | str | None = None, cron: str | None = None, zone: str = "UTC",
         every: float | timedelta | None = None, at: datetime | None = None, start: datetime | None = None,
         until: datetime | None = None, jitter: float = 0.0, overlap: str = SKIP, catch_up: str = LATEST,
-        window: float | None = None, max_firings: int | None = None,
+        window: float | None = None, max_firings: int | None = None, memory: bool = False,
     ) -> Coroutine[Any, Any, Schedule]:  # fmt: skip
         """Have something done at times (docs/schedules.md); without `content`, the schedule that has this name.
 
@@ -220,6 +221,7 @@ class Cluster:
             catch_up: of the due times that passed in an outage, the `latest` fires, or `all` do.
             window: seconds that a firing may be late; what is later was missed. None for any number.
             max_firings: then it ends.
+            memory: it is a loop: each firing is told what became of those before it (docs/loops.md).
 
         Raises:
             InvalidInput: this is no schedule, or is never due.
@@ -245,7 +247,7 @@ class Cluster:
                 session.id if isinstance(session, Session) else check_identifier(str(session), "session")
             )
         times = timing(cron, zone, every, at, start, until, jitter)
-        new = wanted(name, content, times, max_firings=max_firings or 0, **fields)
+        new = wanted(name, content, times, max_firings=max_firings or 0, memory=memory, **fields)
         return self._set(schedule, new, blobs, runtime_env)
 
     async def _set(
@@ -261,6 +263,19 @@ class Cluster:
     async def schedules(self) -> list[ScheduleInfo]:
         """All schedules, also those that are paused or have ended, by their names."""
         return await self._connection.read(list[ScheduleInfo], "schedules")
+
+    @client_method
+    async def triage(self, *, resolved: bool = False) -> list[TriageEntry]:
+        """What has failed of that which schedules begin, the last that came first (docs/loops.md).
+
+        Args:
+            resolved: also what was resolved.
+        """
+        return await self._connection.read(list[TriageEntry], "triage", resolved=resolved)
+
+    def triage_item(self, entry_id: str) -> TriageItem:
+        """An entry of it by its id; whether it exists shows when it is used."""
+        return TriageItem(self._connection, check_identifier(entry_id, "entry_id"))
 
     def session(self, session_id: str) -> Session:
         """A session by its id; whether it exists shows when it is used."""

@@ -50,7 +50,7 @@ def _info(row: Row) -> ScheduleInfo:
     wanted: NewSchedule = unpacked(definition, NewSchedule, f"schedule {row['name']}")
     timing: Any = wanted.timing
     rules = {name: getattr(wanted, name) for name in ("content", "session_id", "overlap", "catch_up", "window",
-                                                       "max_firings")}  # fmt: skip
+                                                       "max_firings", "memory")}  # fmt: skip
     times = {name: getattr(timing, name) for name in timing.__struct_fields__}
     agent = wanted.spec["name"] if wanted.spec is not None else ""
     return ScheduleInfo(**{**row, **rules, **times, "agent": agent, "paused": bool(row["paused"]), "by": by})

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.events import RunAccepted
+from understudy.schedules import SOURCE
 from understudy.store.db.statements import RUN, SCHEDULE
-from understudy.store.operations.schedules import SOURCE
 
 if TYPE_CHECKING:
     from .plan import Work
