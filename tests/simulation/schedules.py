@@ -68,10 +68,11 @@ def wanted(work: Work, what: dict[str, Any]) -> dict[str, Any]:
     """The request of a client that sets a schedule."""
     from .plan import agent, policies_of
 
-    definition = {name: value for name, value in what.items() if name != "own"}
+    definition = {name: value for name, value in what.items() if name not in ("own", "fails")}
     if not what["own"]:
         return {**definition, "session_id": work.session_id}
-    return {**definition, "spec": agent("timed", policies_of(work.spec)[:1])}
+    more = {"hash": "hash-timed-fails", "max_rounds": 1} if what.get("fails") else {}
+    return {**definition, "spec": agent("timed", policies_of(work.spec)[:1], **more)}
 
 
 def due_time(run_id: str | None) -> tuple[str, int]:
