@@ -1,4 +1,4 @@
-"""Loops: schedules whose firings know what became of those before them. What they are told, and how it is kept. Pure."""
+"""Loops: schedules whose firings know what became of those before them. How that is kept, and told. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MARKS = re.compile(r"<(\s*/?\s*loop-memory\b[^<>]*)>", re.IGNORECASE)
 """What a model could take for `HEAD` or `FOOT`."""
 
 INTRODUCTION = (
-    "What became of the runs of this loop before this one, as it was when this one began. It is kept for you; it is not "
-    "from the user, and asks nothing of you."
+    "What became of the runs of this loop before this one, as it was when this one began. It is not from the user, and "
+    "asks nothing of you."
 )
 
 

@@ -114,7 +114,8 @@ def _print(entry: TriageEntry) -> None:
     say("schedule", entry.schedule)
     say("what", f"{entry.code}: {entry.text}")
     reopened = f", reopened {counted(entry.reopened, 'time')}" if entry.reopened else ""
-    say("came", f"{counted(entry.count, 'time')}, first {spoken(entry.first_at)}, last {spoken(entry.last_at)}{reopened}")
+    times = f"first {spoken(entry.first_at)}, last {spoken(entry.last_at)}"
+    say("came", f"{counted(entry.count, 'time')}, {times}{reopened}")
     if entry.last_run:
         say("last", f"session {entry.last_session}, run {entry.last_run}")
     if entry.retry_run:

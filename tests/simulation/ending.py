@@ -319,8 +319,8 @@ class Ending:
             if run.text == STOPPED:
                 self._world.counts["stopped by guards"] += 1
                 continue
-            given, last = inputs[-1]["content"].partition("\n\n")[0], messages[-1]  # a loop's has what it knows behind it
-            task = json.loads(given)["name"]
+            given, last = inputs[-1]["content"], messages[-1]
+            task = json.loads(given.partition("\n\n")[0])["name"]  # a loop's has what it knows behind it
             due = {("run_end", key), ("after_model", f"{key}/{run.rounds}")}
             if run.session_id in self._seen.with_hooks and not due <= self._seen.hooked:
                 self._violated(f"{key} ended, and no hook has seen {due - self._seen.hooked}")

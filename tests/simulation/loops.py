@@ -98,9 +98,7 @@ def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[
     for name in sorted({*outcomes.accepted, *counted}):
         if counted[name] != outcomes.failed(name):
             yield f"{outcomes.failed(name)} runs of schedule {name} have failed, and triage counts {counted[name]}"
-    reset = {
-        action.what["name"] for work in world.plan.work for action in work.actions if action.kind == "reset_loop"
-    }
+    reset = {action.what["name"] for work in world.plan.work for action in work.actions if action.kind == "reset_loop"}
     for row in connection.execute(select(LOOP_MEMORY)).mappings():
         name, ended = row["name"], outcomes.finished.get(row["name"], {})
         counts["loops"] += 1

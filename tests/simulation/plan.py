@@ -25,8 +25,8 @@ from .guards import some_guarded
 from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .jobs import some_with_jobs
-from .recalling import some_recalling
 from .loops import some_loops
+from .recalling import some_recalling
 from .schedules import some_with_schedules
 from .servers import have_servers, some_with_servers
 from .tasks import retold
