@@ -160,7 +160,7 @@ async def test_a_firing_knows_of_those_before_it(kernel: k.Kernel) -> None:
     third = await ran(kernel)
     assert "Runs: 2 attempted, 1 passed, 1 failed, 0 cancelled, 0 pending." in third["content"]
     assert "passed: all is well" in third["content"]
-    assert [message["content"] for message in await kernel.messages(third["session_id"])][1] == third["content"]
+    assert [message["content"] for message in await kernel.messages(third["session_id"])][0] == third["content"]
     known = await memory(kernel)
     assert numbers(known) == {"attempted": 3, "passed": 2, "failed": 1}
     assert [run["run_id"] for run in known["recent"]] == [run["run_id"] for run in (third, second, first)]
