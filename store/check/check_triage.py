@@ -16,14 +16,15 @@ from .check_scope import Books, Found, Scope, Wrong, selected
 
 @selected
 def triage(scope: Scope) -> Iterator[Wrong]:
-    """An entry of the triage inbox has come at least once, was seen last not before it was seen first (unless a clock
-    was set), and was resolved as often as it was opened again, or once more."""
+    """An entry in triage is of a schedule, has come at least once, and was opened again less often than that; one that
+    is open was resolved by nobody."""
     mine = false() if scope.some else TRIAGE.c.namespace == NAMESPACE
     who: Any = literal_column("'triage ' || id").label("session_id")
     counted = or_(TRIAGE.c.count < 1, TRIAGE.c.reopened >= TRIAGE.c.count, TRIAGE.c.schedule == "")
     never = and_(TRIAGE.c.resolved_at == 0, TRIAGE.c.resolved_by != "")
     found = select(who, TRIAGE.c.count, TRIAGE.c.reopened, TRIAGE.c.resolved_by)
-    yield found.where(mine, counted), lambda row: f"it has come {row['count']} times, {row['reopened']} times again"
+    said = "it has come {count} times, and was opened again {reopened} times"
+    yield found.where(mine, counted), said.format_map
     yield found.where(mine, never), lambda row: f"it is open, and {row['resolved_by']} has resolved it"
 
 
