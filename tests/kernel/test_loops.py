@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from understudy.actors.tools import tool
 from understudy.errors import InvalidInput, UnknownSchedule, UnknownTriageEntry
 from understudy.loops import FOOT, HEAD
 from understudy.store.operations import endings
@@ -25,7 +26,15 @@ from .test_schedules import counts, fire, fired, put, read
 pytestmark = pytest.mark.conformance
 
 PATIENCE = 30.0
-FAILS = {"spec": k.spec(k.script([("look", {"path": "x", "text": "x"})]), [k.look], max_rounds=1, hash="fails")}
+
+
+@tool(on_crash="rerun")
+def idle() -> str:
+    """Do nothing."""
+    return "done"
+
+
+FAILS = {"spec": k.spec(k.script([("idle", {})]), [idle], max_rounds=1, hash="fails")}
 """An agent whose run ends as `round_limit`."""
 PASSES = {"spec": k.spec(k.script("all is well"), hash="passes")}
 SLOW = {"spec": k.spec(k.script({"text": "late", "delay": 30}), hash="slow")}
