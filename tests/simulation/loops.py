@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from understudy.events import Event, RunAccepted, RunFinished
-from understudy.loops import has_failed, outcome_of
+from understudy.records import FAILED_STATUSES
 from understudy.schedules import ALL, SOURCE, schedule_of
 from understudy.store.db.statements import LOOP_MEMORY, RUN, TRIAGE
 
@@ -82,7 +82,7 @@ class Outcomes:
 
     def failed(self, name: str) -> int:
         """How many runs of a schedule have failed."""
-        return sum(map(has_failed, self.finished.get(name, {}).values()))
+        return sum(status in FAILED_STATUSES for status in self.finished.get(name, {}).values())
 
 
 def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[str]:
@@ -110,11 +110,15 @@ def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[
                 yield f"loop {name} takes {run_id} for pending, and it has ended"
         if name in reset:
             continue
-        became = Counter(map(outcome_of, ended.values()))
+        became = Counter(map(_outcome, ended.values()))
         known = {what: row[what] for what in ("passed", "failed", "cancelled") if row[what]}
         if known != became or row["attempted"] != len(outcomes.accepted.get(name, ())):
             yield f"loop {name} knows of {row['attempted']} runs, {known}: there were {dict(became)}"
     yield from _told(connection, outcomes, reset, counts)
+
+
+def _outcome(status: str) -> str:
+    return "passed" if status == "completed" else "failed" if status in FAILED_STATUSES else "cancelled"
 
 
 def _told(connection: Any, outcomes: Outcomes, reset: set[str], counts: Counter[str]) -> Iterator[str]:
