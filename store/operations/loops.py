@@ -94,7 +94,8 @@ def _of(tx: Transaction, name: str) -> tuple[Any, ...]:
 def _write(tx: Transaction, before: LoopMemory, now: LoopMemory) -> None:
     tx.writes += 1
     values = {**asdict(now), "updated_at": tx.now}
+    name = values.pop("name")
     if before.updated_at:
-        tx.connection.execute(update(LOOP_MEMORY).where(*_of(tx, now.name)).values(**values))
+        tx.connection.execute(update(LOOP_MEMORY).where(*_of(tx, name)).values(**values))
     else:
-        tx.connection.execute(insert(LOOP_MEMORY).values(namespace=tx.namespace, **values))
+        tx.connection.execute(insert(LOOP_MEMORY).values(namespace=tx.namespace, name=name, **values))
