@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from understudy.cluster.client.run_handle import Run
     from understudy.cluster.client.schedule_handle import Schedule
     from understudy.cluster.client.session_handle import Session
+    from understudy.cluster.client.triage_handle import TriageItem
     from understudy.observability.traces import TraceSpan
 
     from .access import CommandRule, Sandbox, WebPolicy, Worktree
@@ -46,13 +47,14 @@ if TYPE_CHECKING:
         UnknownRun,
         UnknownSchedule,
         UnknownSession,
+        UnknownTriageEntry,
         WorkflowError,
     )
     from .events import Event
     from .mcp_servers import McpServer
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
-    from .reads import Note, PendingInput, RunRecord, ScheduleInfo, Wakeup
+    from .reads import LoopMemory, Note, PendingInput, RunRecord, ScheduleInfo, TriageEntry, Wakeup
     from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision, WorkflowLimits
 
     __version__: str
@@ -79,6 +81,7 @@ __all__ = [
     "InvalidConfiguration",
     "InvalidInput",
     "InvalidSpec",
+    "LoopMemory",
     "McpServer",
     "Memory",
     "MemoryContext",
@@ -112,10 +115,13 @@ __all__ = [
     "ToolContext",
     "ToolError",
     "TraceSpan",
+    "TriageEntry",
+    "TriageItem",
     "UnderstudyError",
     "UnknownRun",
     "UnknownSchedule",
     "UnknownSession",
+    "UnknownTriageEntry",
     "Usage",
     "Wakeup",
     "WebPolicy",
@@ -152,6 +158,7 @@ _HOMES = {
     "ModelProfile": "config",
     "Capabilities": "config",
     "Fallback": "config",
+    "LoopMemory": "reads",
     "Note": "reads",
     "PendingInput": "reads",
     "Refuse": "actors.directives",
@@ -172,6 +179,8 @@ _HOMES = {
     "ToolCall": "messages",
     "ToolContext": "actors.tools",
     "TraceSpan": "observability.traces",
+    "TriageEntry": "reads",
+    "TriageItem": "cluster.client.triage_handle",
     "Usage": "messages",
     "Wakeup": "reads",
     "WebPolicy": "access",

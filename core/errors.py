@@ -116,6 +116,13 @@ class UnknownSchedule(InvalidInput):
     hint = "`understudy schedules list` lists those that there are."
 
 
+class UnknownTriageEntry(InvalidInput):
+    """No entry of the triage inbox has this id."""
+
+    code = "unknown_triage_entry"
+    hint = "`understudy triage --all` lists those that there are."
+
+
 class EventsPruned(UnknownRun):
     """The run is known, but retention has removed its events."""
 

@@ -140,6 +140,7 @@ class ScheduleInfo:
         last_session, last_run: what the last firing has begun.
         last_status: the status of that run; empty if there is none, or it was removed.
         problem: why the last due time did not fire; empty if it did.
+        memory: it is a loop: each firing is told what became of those before it.
         by: who has set it (`Cluster.connect(identity=…)`).
     """
 
@@ -159,6 +160,7 @@ class ScheduleInfo:
     catch_up: str
     window: float
     max_firings: int
+    memory: bool
     paused: bool
     next_at: int
     due_at: int
@@ -180,6 +182,75 @@ class ScheduleInfo:
     def state(self) -> str:
         """`active`, `paused` or `ended`."""
         return "ended" if not self.next_at else "paused" if self.paused else "active"
+
+
+@dataclass(frozen=True)
+class TriageEntry:
+    """A failure of what a schedule begins, however often it has come (docs/loops.md).
+
+    Attributes:
+        schedule: the name of the schedule, or loop.
+        code: of the error, or the run's status.
+        text: of the last such failure.
+        count: how often it has come.
+        first_at, last_at: when; microseconds since 1970 UTC.
+        last_session, last_run: the last run that failed so; empty if nothing could be begun.
+        resolved_at: when it was resolved; 0 while it is open.
+        resolved_by: who has done it; empty for nobody's name, or a retry that completed.
+        reopened: how often it has come again after it was resolved.
+        retry_run: the run that was begun to try it again; empty for none.
+    """
+
+    id: str
+    schedule: str
+    code: str
+    text: str
+    count: int
+    first_at: int
+    last_at: int
+    last_session: str
+    last_run: str
+    resolved_at: int
+    resolved_by: str
+    reopened: int
+    retry_run: str
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has resolved it since it came last."""
+        return not self.resolved_at
+
+
+@dataclass(frozen=True)
+class LoopRun:
+    """A run of a loop that has ended: how, and what it said, or why it failed; microseconds since 1970 UTC."""
+
+    run_id: str
+    status: str
+    text: str
+    at: int
+
+
+@dataclass(frozen=True)
+class LoopMemory:
+    """What became of a loop's runs since its memory was reset last (docs/loops.md).
+
+    Attributes:
+        name: of the loop.
+        attempted: runs that were begun: those that `passed`, `failed`, were `cancelled`, or are `pending`.
+        pending: ids of runs that have not ended.
+        recent: the last ones that have, the latest first.
+        updated_at: microseconds since 1970 UTC; 0 if there is no memory.
+    """
+
+    name: str
+    attempted: int = 0
+    passed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    pending: tuple[str, ...] = ()
+    recent: tuple[LoopRun, ...] = ()
+    updated_at: int = 0
 
 
 @dataclass(frozen=True)

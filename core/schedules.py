@@ -9,6 +9,7 @@ import msgspec
 
 from .identifiers import identifier_problem
 from .protocol import COMPILED, content_problem
+from .workflows import WORKFLOW
 
 SKIP, QUEUE, CANCEL, ALL = "skip", "queue", "cancel", "all"
 OVERLAPS = (SKIP, QUEUE, CANCEL, ALL)
@@ -27,6 +28,12 @@ LONGEST_SECONDS = 366 * 86_400
 
 LATEST_TIME = 4_102_444_800_000_000
 """The year 2100, in microseconds: no time that is asked for is later."""
+
+SOURCE = "schedule"
+"""Of the runs that schedules begin."""
+
+FIRING = "schedule."
+"""How the ids of those begin."""
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -65,6 +72,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         catch_up: one of `CATCH_UPS`: of the due times that have passed, the latest one fires, or all do.
         window: seconds that a firing may be late; what is later has been missed. 0 for any number.
         max_firings: then the schedule ends; 0 for no end.
+        memory: it is a loop: each firing is told what became of those before it (`understudy.loops`).
     """
 
     name: str
@@ -78,6 +86,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     catch_up: str = LATEST
     window: float = 0.0
     max_firings: int = 0
+    memory: bool = False
 
     def __post_init__(self) -> None:
         problem = name_problem(self.name) or content_problem(self.content)
@@ -98,6 +107,11 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             return f"overlap is {self.overlap!r}, and must be one of {', '.join(OVERLAPS)}."
         if self.catch_up not in CATCH_UPS:
             return f"catch_up is {self.catch_up!r}, and must be one of {', '.join(CATCH_UPS)}."
+        if self.memory and (self.spec is None or self.spec.get("kind") == WORKFLOW or self.overlap == ALL):
+            return (
+                "memory goes with an agent's session for each firing, and not with overlap all: a run is told of the "
+                "others."
+            )
         if not 0 <= self.window <= LONGEST_SECONDS:  # so written, it also refuses a NaN
             return f"window is {self.window}, and must be 0 to {LONGEST_SECONDS} seconds."
         return f"max_firings is {self.max_firings}, and must be at least 1, or 0." if self.max_firings < 0 else None
@@ -121,12 +135,14 @@ class Fired(msgspec.Struct, frozen=True):
         outcome: `fired`, `skipped`, `failed`, or `queued`: it waits for the last firing's run.
         session_id, run_id: what it has begun; empty if nothing.
         problem: why it failed, or was skipped.
+        code: of the error why it failed.
     """
 
     outcome: str
     session_id: str = ""
     run_id: str = ""
     problem: str = ""
+    code: str = ""
 
 
 def name_problem(name: Any) -> str | None:
@@ -136,6 +152,15 @@ def name_problem(name: Any) -> str | None:
     return f"name is {name!r}, and must be 1 to 64 characters of A-Z a-z 0-9 . _ -"
 
 
-def firing_identifier(name: str, due_time: int) -> str:
-    """The run that a firing begins, and the session that it creates: the same one made twice makes no second."""
-    return f"schedule.{name}.{due_time}"
+def firing_identifier(name: str, due_time: int | str) -> str:
+    """The run that a firing begins, and the session that it creates: the same one made twice makes no second.
+
+    Args:
+        due_time: or `t` and a time, of a firing beside the due times.
+    """
+    return f"{FIRING}{name}.{due_time}"
+
+
+def schedule_of(run_id: str) -> str | None:
+    """The schedule whose firing has begun a run; None if its id says that none has."""
+    return run_id.removeprefix(FIRING).rpartition(".")[0] if run_id.startswith(FIRING) else None

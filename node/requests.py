@@ -48,16 +48,19 @@ from understudy.store.operations import (
     draining,
     endings,
     forks,
+    loops,
     notes,
     questions,
     requests,
     schedules,
     steering,
     steps,
+    triage,
     wakeups,
 )
 from understudy.store.reads import overview, pending, queries, traces, workflows
 from understudy.store.reads import schedules as schedule_reads
+from understudy.store.reads import triage as triage_reads
 from understudy.store.transaction import Transaction
 
 from .node_service import NodeService
@@ -79,6 +82,9 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "wakeups": queries.wakeups,
     "schedule": schedule_reads.schedule,
     "schedules": schedule_reads.schedules,
+    "triage": triage_reads.triage,
+    "triage_entry": triage_reads.triage_entry,
+    "loop_memory": triage_reads.loop_memory,
     "notes": queries.notes,
     "owner": queries.owner,
     "homes": queries.homes,
@@ -380,6 +386,24 @@ class Requests:
         return await self._once(
             bool, schedules.request_key(name), request_id, lambda tx: schedules.delete(tx, name), by
         )
+
+    async def resolve_triage(self, entry_id: str, request_id: str, by: str = "") -> bool:
+        """Resolve an entry in triage; True if it was open. See `triage.resolve`."""
+        return await self._once(
+            bool, triage.request_key(entry_id), request_id, lambda tx: triage.resolve(tx, entry_id), by
+        )
+
+    async def retry_triage(self, entry_id: str, request_id: str, by: str = "") -> Fired:
+        """Fire the schedule of an entry in triage. See `schedules.retry`."""
+
+        def operation(tx: Transaction) -> Fired:
+            return schedules.retry(tx, entry_id, self._node.homes)
+
+        return await self._once(Fired, triage.request_key(entry_id), request_id, operation, by)
+
+    async def reset_loop(self, name: str, request_id: str, by: str = "") -> bool:
+        """Forget what a loop knows; True if it knew anything. See `loops.reset`."""
+        return await self._once(bool, schedules.request_key(name), request_id, lambda tx: loops.reset(tx, name), by)
 
     async def set_note(self, session_id: str, note: NewNote, request_id: str, by: str = "") -> int:
         """Set a note of a session; its version. See `notes.put`."""

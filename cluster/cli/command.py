@@ -17,14 +17,22 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from understudy.errors import InvalidArchive, InvalidInput, UnderstudyError, UnknownRun, UnknownSchedule, UnknownSession
+from understudy.errors import (
+    InvalidArchive,
+    InvalidInput,
+    UnderstudyError,
+    UnknownRun,
+    UnknownSchedule,
+    UnknownSession,
+    UnknownTriageEntry,
+)
 from understudy.json_text import jsonable
 
 from .output import to_stdout
 
 errors = Console(stderr=True, highlight=False)
 
-FOUND_OUT = (UnknownSession, UnknownRun, UnknownSchedule, InvalidArchive)
+FOUND_OUT = (UnknownSession, UnknownRun, UnknownSchedule, UnknownTriageEntry, InvalidArchive)
 """Input of the right form that the store, or the file, refused: the command failed, it was not used wrongly."""
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]

@@ -21,16 +21,19 @@ from . import (
     console_command,
     dashboards_command,
     goal_command,
+    loop_command,
     mcp_command,
     notes_command,
     rendering,
     run_command,
     schedules_command,
+    state_command,
     steering_commands,
     store_commands,
     tools_command,
     top_command,
     trace_command,
+    triage_command,
     up_command,
     workflow_command,
     workflow_files_command,
@@ -59,8 +62,11 @@ app.command()(goal_command.goal)
 app.command()(mcp_command.mcp)
 app.add_typer(agents_command.app, name="agents")
 app.add_typer(tools_command.app, name="tools")
+app.command()(loop_command.loop)
 app.add_typer(schedules_command.app, name="schedules")
 app.add_typer(worktrees_command.app, name="worktrees")
+app.add_typer(triage_command.app, name="triage")
+app.add_typer(state_command.app, name="state")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(approve_command.approve)

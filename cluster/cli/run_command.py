@@ -205,8 +205,8 @@ def follow(
 
 
 def _say_how_to_go_on(session: Session, run: Run, store: str | None, kind: type[Following]) -> None:
-    _hint("wait for it", kind.command, "--session", session.id, "--run-id", run.run_id, store=store)
-    _hint("end it", "cancel", session.id, store=store)
+    hint("wait for it", kind.command, "--session", session.id, "--run-id", run.run_id, store=store)
+    hint("end it", "cancel", session.id, store=store)
 
 
 def _follow(
@@ -226,11 +226,11 @@ def _follow(
     if not json:
         if result is None:
             errors.print("[yellow]it waits for an answer[/yellow]; then:", soft_wrap=True)
-            _hint("go on", kind.command, "--session", session.id, "--run-id", run.run_id, store=store)
+            hint("go on", kind.command, "--session", session.id, "--run-id", run.run_id, store=store)
         else:
             if result.status in FAILED_STATUSES:
-                _hint("do it again", "resume", session.id, "--again", store=store)
-            _hint(*_next(session), store=store)
+                hint("do it again", "resume", session.id, "--again", store=store)
+            hint(*_next(session), store=store)
     return WAITS if result is None or result.pending else 0 if result.ok else 1
 
 
@@ -270,7 +270,7 @@ def _end(result: RunResult, screen: Screen) -> None:
     errors.print(f"[dim]session {result.session_id}{took}[/dim]", soft_wrap=True)
 
 
-def _hint(what: str, *words: str, store: str | None) -> None:
+def hint(what: str, *words: str, store: str | None) -> None:
     """A command to go on with, as it can be copied."""
     if store is not None and store != os.environ.get("UNDERSTUDY_STORE"):
         words = (*words, "--store", redact(store))

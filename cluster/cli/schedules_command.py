@@ -64,14 +64,14 @@ def list_(store: Store = None, json: Json = False) -> int:
     with connected(store, start=False) as cluster:
         found = cluster.schedules()
     if json:
-        print_json({"schedules": [_wire(schedule) for schedule in found]})
+        print_json({"schedules": [schedule_wire(schedule) for schedule in found]})
         return 0
     if not found:
         errors.print('no schedules; the first one: understudy schedules create NAME "PROMPT" --cron "0 3 * * *"')
         return 0
     table, now = Table(*COLUMNS, box=None, header_style="bold", pad_edge=False), time.time_ns() // 1000
     for one in found:
-        next_at = f"{_spoken(one.due_at)}, {_relative(one.due_at, now)}" if one.due_at and not one.paused else ""
+        next_at = f"{spoken(one.due_at)}, {_relative(one.due_at, now)}" if one.due_at and not one.paused else ""
         so_far = ", ".join(f"{getattr(one, name)} {name}" for name in COUNTS if getattr(one, name))
         table.add_row(*map(escape, (one.name, one.state, _when(one), _what(one), next_at, _last(one, now), so_far)))
     Console(highlight=False).print(table)
@@ -84,7 +84,7 @@ def show(name: Name, store: Store = None, json: Json = False) -> int:
     """Show a schedule: when it is due, what it does, and what became of its due times."""
     with connected(store, start=False) as cluster:
         found = cluster.schedule(name).info()
-    print_json(_wire(found)) if json else _print(found)
+    print_json(schedule_wire(found)) if json else print_schedule(found)
     return 0
 
 
@@ -168,7 +168,7 @@ def create(
         what = _of_prompt(name, words or [], agent, session, model)
     with connected(store, model=model if workflow is not None else None) as cluster:
         found = cluster.schedule(name, **what, **options).info()
-    print_json(_wire(found)) if json else _print(found)
+    print_json(schedule_wire(found)) if json else print_schedule(found)
     return 0
 
 
@@ -258,7 +258,7 @@ def _moment(option: str, given: str | None) -> datetime | None:
         raise InvalidInput(f"{option} is {given!r}, and must be a time: 2026-12-24T18:00, or with +01:00") from None
 
 
-def _spoken(moment: int) -> str:
+def spoken(moment: int) -> str:
     """A time as it is on this machine."""
     return datetime.fromtimestamp(moment / 1e6, UTC).astimezone().isoformat(" ", "seconds")
 
@@ -281,7 +281,7 @@ def _last(found: ScheduleInfo, now: int) -> str:
 def _when(found: ScheduleInfo) -> str:
     if found.cron:
         return f"{found.cron} {found.zone}"
-    return f"every {written(found.every)}" if found.every else f"at {_spoken(found.at)}"
+    return f"every {written(found.every)}" if found.every else f"at {spoken(found.at)}"
 
 
 def _what(found: ScheduleInfo) -> str:
@@ -290,11 +290,13 @@ def _what(found: ScheduleInfo) -> str:
     return f"workflow {found.workflow}" if found.workflow else f"a session of {found.agent}"
 
 
-def _wire(found: ScheduleInfo) -> dict[str, Any]:
+def schedule_wire(found: ScheduleInfo) -> dict[str, Any]:
+    """A schedule as JSON."""
     return {**jsonable(found), "state": found.state}
 
 
-def _print(found: ScheduleInfo) -> None:
+def print_schedule(found: ScheduleInfo) -> None:
+    """A schedule for a person."""
     console = Console(highlight=False)
 
     def say(what: str, text: str) -> None:
@@ -305,11 +307,13 @@ def _print(found: ScheduleInfo) -> None:
     now = time.time_ns() // 1000
     for what, moment in (("start", found.start), ("until", found.until), ("next", found.due_at)):
         if moment:
-            say(what, f"{_spoken(moment)}, {_relative(moment, now)}")
+            say(what, f"{spoken(moment)}, {_relative(moment, now)}")
     say("input", str(found.content)[:500])
     say("what", _what(found))
     window = f", not later than {written(found.window)}" if found.window else ""
     ends = f", {found.max_firings} times" if found.max_firings else ""
+    if found.memory:
+        say("loop", "each firing is told what became of those before it")
     say("rules", f"overlap {found.overlap}, catch-up {found.catch_up}{window}{ends}")
     say("so far", ", ".join(f"{getattr(found, name)} {name}" for name in COUNTS))
     if last := _last(found, now):

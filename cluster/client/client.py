@@ -22,7 +22,7 @@ from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, check_identity, new_identifier
 from understudy.prices import price_table
 from understudy.protocol import NewSession
-from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord
+from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord, TriageEntry
 from understudy.schedules import LATEST, SKIP, NewSchedule, ScheduleSet
 from understudy.spec import AgentSpec, Budget
 from understudy.workflow_definition.steps import Definition
@@ -40,6 +40,7 @@ from .results import ServiceInfo, SessionInfo
 from .run_handle import Run
 from .schedule_handle import Schedule, require_one_target, timing, wanted
 from .session_handle import Session
+from .triage_handle import TriageItem
 from .workflows import (
     compile_workflow,
     definition_required,
@@ -249,6 +250,7 @@ class Cluster:
         cron: str | None = None, zone: str = "UTC", every: float | timedelta | None = None, at: datetime | None = None,
         start: datetime | None = None, until: datetime | None = None, jitter: float = 0.0, overlap: str = SKIP,
         catch_up: str = LATEST, window: float | None = None, max_firings: int | None = None,
+        memory: bool = False,
     ) -> Coroutine[Any, Any, Schedule]:  # fmt: skip
         """Have something done at times (docs/schedules.md); by its name alone, the schedule that has it.
 
@@ -271,6 +273,7 @@ class Cluster:
             catch_up: of the due times that passed in an outage, the `latest` fires, or `all` do.
             window: seconds that a firing may be late; what is later was missed. None for any number.
             max_firings: then it ends.
+            memory: it is a loop: each firing is told what became of those before it (docs/loops.md).
 
         Raises:
             InvalidInput: this is no schedule, is never due, or the workflow does not take this input.
@@ -299,7 +302,7 @@ class Cluster:
             blobs, _, runtime_env = self._placed(compiled)
             fields |= {"spec": compiled.spec, "placement": compiled.spec["placement"]}
         times = timing(cron, zone, every, at, start, until, jitter)
-        new = wanted(name, content, times, max_firings=max_firings or 0, **fields)
+        new = wanted(name, content, times, max_firings=max_firings or 0, memory=memory, **fields)
         return self._set(schedule, new, blobs, runtime_env)
 
     async def _set(
@@ -315,6 +318,19 @@ class Cluster:
     async def schedules(self) -> list[ScheduleInfo]:
         """All schedules, also those that are paused or have ended, by their names."""
         return await self._connection.read(list[ScheduleInfo], "schedules")
+
+    @client_method
+    async def triage(self, *, resolved: bool = False) -> list[TriageEntry]:
+        """What has failed of that which schedules begin, the last that came first (docs/loops.md).
+
+        Args:
+            resolved: also what was resolved.
+        """
+        return await self._connection.read(list[TriageEntry], "triage", resolved=resolved)
+
+    def triage_item(self, entry_id: str) -> TriageItem:
+        """An entry of it by its id; whether it exists shows when it is used."""
+        return TriageItem(self._connection, check_identifier(entry_id, "entry_id"))
 
     def session(self, session_id: str) -> Session:
         """A session by its id; whether it exists shows when it is used."""

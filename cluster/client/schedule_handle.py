@@ -9,7 +9,7 @@ from understudy.attachments import Given, as_content
 from understudy.due_times import EPOCH, timing_problem, zone_of
 from understudy.errors import InvalidInput
 from understudy.protocol import content_problem
-from understudy.reads import ScheduleInfo
+from understudy.reads import LoopMemory, ScheduleInfo
 from understudy.schedules import Fired, NewSchedule, Timing, name_problem
 from understudy.spec import AgentSpec
 
@@ -53,6 +53,17 @@ class Schedule:
     async def delete(self) -> bool:
         """Remove it; what it has begun goes on. True if there was one."""
         return await self._connection.ask_once(bool, "delete_schedule", self.name)
+
+    @client_method
+    async def memory(self) -> LoopMemory:
+        """What became of a loop's runs since its memory was reset last: what its next firing is told, with what is open
+        in triage. There is one also after the loop was deleted."""
+        return await self._connection.read(LoopMemory, "loop_memory", self.name)
+
+    @client_method
+    async def reset(self) -> bool:
+        """Forget what the loop knows, runs that go on among it; triage stays as it is. True if it knew anything."""
+        return await self._connection.ask_once(bool, "reset_loop", self.name)
 
     def __repr__(self) -> str:
         return f"Schedule({self.name!r})"

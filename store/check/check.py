@@ -30,6 +30,7 @@ from .check_rows import ROW_RULES
 from .check_schedules import SCHEDULE_RULES
 from .check_scope import Books, Found, Scope, same_run
 from .check_tree import TREE_RULES
+from .check_triage import TRIAGE_RULES
 
 TOLD_OF_ONE_RULE = 100
 """Violations of one rule that are told: where something is broken everywhere, these will do."""
@@ -43,7 +44,8 @@ EVENTS_READ = (
 )  # fmt: skip
 
 SQL_RULES = {
-    **ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES, **RECORD_ROW_RULES, **COMMAND_RULES, **SCHEDULE_RULES
+    **ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES, **RECORD_ROW_RULES, **COMMAND_RULES, **SCHEDULE_RULES,
+    **TRIAGE_RULES,
 }  # fmt: skip
 LOG_RULES = {**ENTRY_RULES, **RECORD_LOG_RULES}
 

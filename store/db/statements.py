@@ -66,6 +66,8 @@ REMOVAL = table_of(tables.Removal)
 NOTE = table_of(tables.Note)
 COMMAND = table_of(tables.Command)
 SCHEDULE = table_of(tables.Schedule)
+TRIAGE = table_of(tables.Triage)
+LOOP_MEMORY = table_of(tables.LoopMemory)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {

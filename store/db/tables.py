@@ -341,7 +341,7 @@ class Request(NamespaceTable, table=True):
     """A request that was done lately, and its result: whoever repeats it is told that again (`requests.py`).
 
     Attributes:
-        session_id: whom it concerns; empty for the whole namespace, `schedule NAME` for a schedule.
+        session_id: whom it concerns; empty for the whole namespace, `schedule NAME` for a schedule, `triage ID`.
     """
 
     __tablename__ = "request"
@@ -507,6 +507,42 @@ class Schedule(NamespaceTable, table=True):
     created_at: int = number_column()
     updated_at: int = number_column()
     set_by: str = text_column("")
+
+
+class Triage(NamespaceTable, table=True):
+    """A failure of what a schedule begins, however often it has come; `understudy.reads.TriageEntry` says what each
+    column means. The row stays when its schedule is deleted."""
+
+    __tablename__ = "triage"
+    __table_args__ = (Index("triage_schedule", "namespace", "schedule"),)
+    id: str = key_column()
+    schedule: str = text_column("")
+    code: str = text_column("")
+    text: str = text_column("")
+    count: int = number_column()
+    first_at: int = number_column()
+    last_at: int = number_column()
+    last_session: str = text_column("")
+    last_run: str = text_column("")
+    resolved_at: int = number_column()
+    resolved_by: str = text_column("")
+    reopened: int = number_column()
+    retry_run: str = text_column("")
+
+
+class LoopMemory(NamespaceTable, table=True):
+    """What a loop knows of its runs (`understudy.reads.LoopMemory`). The row stays when the loop is deleted, until
+    somebody resets it."""
+
+    __tablename__ = "loop_memory"
+    name: str = key_column()
+    attempted: int = number_column()
+    passed: int = number_column()
+    failed: int = number_column()
+    cancelled: int = number_column()
+    pending: list[str] | None = json_column()
+    recent: list[dict[str, Any]] | None = json_column()
+    updated_at: int = number_column()
 
 
 class CodeBlob(NamespaceTable, table=True):

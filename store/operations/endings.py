@@ -16,7 +16,7 @@ from understudy.workflows import WORKFLOW
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
-from . import background, commands, follow_ups, groups, steering, wakeups
+from . import background, commands, follow_ups, groups, loops, steering, wakeups
 from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, timer, told
 from .charging import deadline, settle
 from .partial import last_text, of_worktree, settle_calls, tools_used
@@ -71,6 +71,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
             links=[row.last_span] if row.last_span else None,
         ),
     )  # fmt: skip
+    loops.run_ended(tx, row, run_id, status, error, finish.text)
     merged = follow_ups.end(tx, row, status, finish, error) if row.merged else []
     row.last_span = run_link(row.trace_id, row.session_id, run_id)
     if row.cancel_reason is not None:
@@ -387,6 +388,7 @@ def _end_queued_run(
             parent_span_id=item.payload["parent_span_id"],
         ),
     )  # fmt: skip
+    loops.run_ended(tx, row, item.key, status, error, "")
     if row.run_id is None and all(other.kind != "input" for other in tx.inbox(row)):
         _drop_news(tx, row)  # signals to a workflow whose run was to begin
     # One that is in a frame has begun with what is cancelled here, and rests when it finds that out (`commit`).

@@ -14,6 +14,7 @@ from understudy.records import Batch, Finish, InboxItem
 from ..db.session_row import SessionRow
 from ..db.statements import RUN
 from ..transaction import Transaction
+from . import loops
 
 
 def merge(tx: Transaction, row: SessionRow, inputs: list[InboxItem]) -> None:
@@ -64,5 +65,6 @@ def end(tx: Transaction, row: SessionRow, status: str, finish: Finish, error: di
                 links=[run_link(row.trace_id, row.session_id, into)], merged_into=into,
             ),
         )  # fmt: skip
+        loops.run_ended(tx, row, run_id, status, error, finish.text)
     row.merged = None
     return [run_id for run_id, *_ in merged]

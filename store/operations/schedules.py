@@ -14,6 +14,7 @@ from sqlalchemy import func, insert, select, update
 
 from understudy.due_times import AT_ONCE, Step, fires_at, first_after, step, timing_problem
 from understudy.errors import InvalidInput, SessionClosed, UnderstudyError, UnknownSchedule, UnknownSession
+from understudy.loops import with_memory
 from understudy.messages import encodable
 from understudy.protocol import packed, unpacked
 from understudy.schedules import (
@@ -21,6 +22,7 @@ from understudy.schedules import (
     CANCEL,
     MOST_SCHEDULES,
     QUEUE,
+    SOURCE,
     Fired,
     NewSchedule,
     ScheduleSet,
@@ -30,6 +32,7 @@ from understudy.schedules import (
 from ..db.prepared import Row
 from ..db.statements import RUN, SCHEDULE, SESSION
 from ..transaction import Transaction
+from . import loops, triage
 from .beginnings import accept, create_session
 from .endings import request_cancel
 
@@ -44,9 +47,6 @@ CHANGED = (
     "updated_at",
 )  # fmt: skip
 """The columns that a firing changes."""
-
-SOURCE = "schedule"
-"""Of the runs that schedules begin."""
 
 COUNTS = ("fired", "skipped", "missed", "failed", "triggered")
 
@@ -129,11 +129,21 @@ def trigger(tx: Transaction, name: str, homes: Homes) -> Fired:
     """Fire a schedule beside its due times, also one that is paused or has ended. By its `overlap` it may be skipped:
     it waits for nothing. Raises `UnknownSchedule`."""
     row = _known(tx, name)
-    done = _fire(tx, row, f"schedule.{name}.t{tx.now}", homes)
+    done = _fire(tx, row, firing_identifier(name, f"t{tx.now}"), homes)
     if done.outcome == "fired":
         last = {"last_session": done.session_id, "last_run": done.run_id, "triggered": row["triggered"] + 1}
         _write(tx, name, {**last, "updated_at": tx.now})
     return replace(done, outcome="skipped") if done.outcome == "queued" else done
+
+
+def retry(tx: Transaction, entry_id: str, homes: Homes) -> Fired:
+    """Trigger the schedule of an entry in triage, which is resolved if that run completes. Raises
+    `UnknownTriageEntry`, `UnknownSchedule`."""
+    entry = triage.known(tx, entry_id)
+    done = trigger(tx, entry.schedule, homes)
+    if done.outcome == "fired":
+        triage.tried_again(tx, entry_id, done.run_id)
+    return done
 
 
 def fire(tx: Transaction, name: str, due_at: int, homes: Homes) -> None:
@@ -162,6 +172,8 @@ def _dealt_with(tx: Transaction, row: Row, now: int, homes: Homes) -> Row:
         if done.outcome == "queued":
             put_off = {"next_at": passed.at, "due_at": now + QUEUE_MICROSECONDS, "problem": done.problem}
             return {**row, **values, **put_off}
+        if done.outcome == "failed":
+            triage.add(tx, name, done.code, done.problem)
         values |= {done.outcome: row[done.outcome] + 1, "last_at": passed.at, "problem": done.problem}
         if done.outcome == "fired":
             values |= {"last_session": done.session_id, "last_run": done.run_id}
@@ -185,17 +197,23 @@ def _fire(tx: Transaction, row: Row, run_id: str, homes: Homes) -> Fired:
             return Fired("queued" if wanted.overlap == QUEUE else "skipped", problem=problem)
         request_cancel(tx, tx.session(last[0]), f"schedule {wanted.name} is due again", last[1])
     session_id, before = wanted.session_id or run_id, tx.writes
+    memory = loops.memory(tx, wanted.name) if wanted.memory else None
+    content = wanted.content
+    if memory is not None:
+        content = with_memory(content, memory, triage.open_of(tx, wanted.name))
     try:
         if wanted.spec is not None:
             create_session(
                 tx, session_id, wanted.spec, spec_hash=wanted.spec["hash"], placement=wanted.placement,
                 node_id=homes.home_for(session_id), metadata=wanted.metadata,
             )  # fmt: skip
-        accept(tx, session_id, run_id, wanted.content, source=SOURCE)
+        accept(tx, session_id, run_id, content, source=SOURCE)
     except UnderstudyError as error:
         if tx.writes != before:
             raise
-        return Fired("failed", problem=error.message)
+        return Fired("failed", problem=error.message, code=error.code)
+    if memory is not None:
+        loops.run_begun(tx, memory, run_id)
     homes.take_in(tx, session_id)
     return Fired("fired", session_id, run_id)
 

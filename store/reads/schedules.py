@@ -57,7 +57,7 @@ def _info(row: Row) -> ScheduleInfo:
     wanted: NewSchedule = unpacked(definition, NewSchedule, f"schedule {row['name']}")
     timing: Any = wanted.timing
     rules = {name: getattr(wanted, name) for name in ("content", "session_id", "overlap", "catch_up", "window",
-                                                       "max_firings")}  # fmt: skip
+                                                       "max_firings", "memory")}  # fmt: skip
     times = {name: getattr(timing, name) for name in timing.__struct_fields__}
     of_each: Row = {"agent": "", "workflow": ""}
     if wanted.spec is not None:

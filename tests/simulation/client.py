@@ -426,6 +426,21 @@ class Client:
         except UnknownSchedule as error:
             self.world.note(f"no {method}: {error}")
 
+    async def _reset_loop(self, action: Action) -> None:
+        await self._change_schedule("reset_loop", action.what["name"])
+
+    async def _resolve_triage(self, action: Action) -> None:
+        await self._look_after("resolve_triage", action.what["name"])
+
+    async def _retry_triage(self, action: Action) -> None:
+        await self._look_after("retry_triage", action.what["name"])
+
+    async def _look_after(self, method: str, name: str) -> None:
+        """Do something about the last failure of a schedule, if it has one."""
+        mine = [one for one in await self.request("read", "triage", [], {}) if one["schedule"] == name]
+        if mine:
+            await self._change_schedule(method, mine[0]["id"])
+
     async def _no_schedule(self) -> None:
         """Schedules would go on; what they were due at is counted all the same."""
         for name in sorted(self._schedules):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from itertools import permutations
+from itertools import chain, permutations
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
@@ -23,7 +23,7 @@ from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, 
 from understudy.store.entries import event_from_row
 from understudy.workflows import AGENT
 
-from . import approvals, background, delegating, handoffs, jobs, kept, schedules, typed, written
+from . import approvals, background, delegating, handoffs, jobs, kept, loops, schedules, typed, written
 from .guards import STOPPED
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of, unrecorded
@@ -104,7 +104,8 @@ class Ending:
                     self._violated(text)
             for text in handoffs.violations(connection, self._seen.upgraded, self._world.counts):
                 self._violated(text)
-            for text in schedules.violations(self._world, connection, self._world.counts):
+            looked_after = loops.violations(self._world, connection, self._world.counts)
+            for text in chain(schedules.violations(self._world, connection, self._world.counts), looked_after):
                 self._violated(text)
             self._leftovers(connection)
             for text in kept.wrong(connection):
@@ -319,7 +320,8 @@ class Ending:
             if run.text == STOPPED:
                 self._world.counts["stopped by guards"] += 1
                 continue
-            task, last = json.loads(inputs[-1]["content"])["name"], messages[-1]
+            given, last = inputs[-1]["content"], messages[-1]
+            task = json.loads(given.partition("\n\n")[0])["name"]  # a loop's has what it knows behind it
             due = {("run_end", key), ("after_model", f"{key}/{run.rounds}")}
             if run.session_id in self._seen.with_hooks and not due <= self._seen.hooked:
                 self._violated(f"{key} ended, and no hook has seen {due - self._seen.hooked}")

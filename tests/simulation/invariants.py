@@ -42,6 +42,7 @@ from .executed import Executed
 from .files import Files
 from .guards import Guarded
 from .hooks import refused
+from .loops import Outcomes
 from .operator import RIVAL
 from .recalling import Recalled
 from .responses import Counted
@@ -86,6 +87,7 @@ class Invariants:
         served: which calls of MCP servers were made.
         executed: which calls are executed in processes of their own.
         files: where sessions have left files.
+        outcomes: how the runs of schedules were begun and ended.
         stepped: which signals workflows were sent, and what became of their steps.
     """
 
@@ -131,6 +133,7 @@ class Invariants:
         self.executed = Executed(world)
         self.files = Files(world)
         self.stepped = Stepped(world)
+        self.outcomes = Outcomes()
         world.cluster.violated = self.violated
 
     def violated(self, text: str) -> None:
@@ -212,6 +215,7 @@ class Invariants:
 
     def _event(self, event: Event, now: float) -> None:
         self.reported.event(event)
+        self.outcomes.event(event)
         run = (event.session_id, event.run_id)
         if isinstance(event, ToolStarted):
             self._started[event.session_id, event.call_id] = now

@@ -20,7 +20,7 @@ def policy(body: dict[str, Any]) -> Reply:
     start, given = max(((index, text) for index, text in said if not text.startswith(SHOWN)), default=(0, ""))
     following = messages[start + 1 :]
     try:
-        task = json.loads(given)
+        task = json.loads(given.partition("\n\n")[0])  # a loop's has what it knows behind it
     except ValueError:
         return Reply(text="no task")
     done = sum(message["role"] == "assistant" for message in following)

@@ -26,6 +26,7 @@ from .guards import some_guarded
 from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .jobs import some_with_jobs
+from .loops import some_loops
 from .recalling import some_recalling
 from .schedules import fires_workflows, some_with_schedules
 from .servers import have_servers, some_with_servers
@@ -204,6 +205,8 @@ class Plan:
             found |= {"files"} if leaves_files(work.spec) else set()
             found |= {"merge"} if "follow_ups" in work.spec else set()
             found |= {"goals"} if work.spec["name"] == GOAL else set()
+            found |= {"loops"} if any(action.what.get("memory") for action in work.actions) else set()
+            found |= {"failing loops"} if any(action.what.get("fails") for action in work.actions) else set()
             found |= {"workflows"} if work.spec.get("kind") == WORKFLOW else set()
             found |= {"workflows fired"} if fires_workflows(work) else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
@@ -918,6 +921,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = some_guarded(random.Random(f"{seed}/guards"), work)
     work = some_handed_off(random.Random(f"{seed}/handoffs"), work)
     work = some_with_schedules(random.Random(f"{seed}/schedules"), work, window)
+    work = some_loops(random.Random(f"{seed}/loops"), work, window)
     forks = random.Random(f"{seed}/forked")
     limits = random.Random(f"{seed}/limit")
     scaled = random.Random(f"{seed}/scaling")

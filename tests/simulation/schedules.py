@@ -14,8 +14,8 @@ from sqlalchemy import select
 
 from understudy.events import RunAccepted
 from understudy.placement import DEFAULT
+from understudy.schedules import SOURCE
 from understudy.store.db.statements import RUN, SCHEDULE
-from understudy.store.operations.schedules import SOURCE
 from understudy.workflows import WORKFLOW
 
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ def wanted(work: Work, what: dict[str, Any]) -> dict[str, Any]:
     """The request of a client that sets a schedule."""
     from .plan import agent, policies_of
 
-    definition = {name: value for name, value in what.items() if name != "own"}
+    definition = {name: value for name, value in what.items() if name not in ("own", "fails")}
     if not what["own"]:
         return {**definition, "session_id": work.session_id}
     if work.spec.get("kind") == WORKFLOW:
         return {**definition, "spec": work.spec, "placement": work.spec.get("placement", DEFAULT)}
-    return {**definition, "spec": agent("timed", policies_of(work.spec)[:1])}
+    more = {"hash": "hash-timed-fails", "max_rounds": 1} if what.get("fails") else {}
+    return {**definition, "spec": agent("timed", policies_of(work.spec)[:1], **more)}
 
 
 def due_time(run_id: str | None) -> tuple[str, int]:

@@ -37,14 +37,17 @@ from understudy.store.operations import (
     draining,
     endings,
     forks,
+    loops,
     model_calls,
     notes,
     questions,
     schedules,
     steering,
     timers,
+    triage,
     wakeups,
 )
+from understudy.triage import entry_identifier
 
 from ..postgres import database
 from .test_store import MINUTE, Store, opened, spec
@@ -390,7 +393,8 @@ async def newer_scene(db: Store) -> None:
     """`approving` waits for an approval that will be given by itself, and has a message that steers it; `approved` may
     execute its call, with other arguments; `trusting` remembers an approval; `merging` is at a run with two inputs and
     `merged` through with one; `caller` is told of the end of `helper`, which it did not wait for; `folded` was, twice;
-    `forked` is a fork of `old`. The schedule `hourly` was due once while it was paused; `once` was due, too."""
+    `forked` is a fork of `old`. The schedule `hourly` was due once while it was paused; `once` was due, too. `hourly`
+    has failed; the loop `nightly` has a run."""
     for session_id, timeout in (("approving", MINUTE), ("approved", 0), ("trusting", 0)):
         await db.asking(session_id)
         await db.answer(session_id, tool_calls=(("p", "t", "{}"),))
@@ -431,6 +435,11 @@ async def newer_scene(db: Store) -> None:
         await db.do(schedules.pause, name, True)
         due = next(row["due_at"] for row in schedule_rows(db) if row["name"] == name)
         await db.do(schedules.fire, name, due, None)
+    await db.do(triage.add, "hourly", "session_closed", "the session is closed")
+    await db.journal.submit(lambda tx: loops.run_begun(tx, loops.memory(tx, "nightly"), "schedule.nightly.1"))
+
+
+TRIAGE_ENTRY = f"triage {entry_identifier('hourly', 'session_closed', 'the session is closed')}"
 
 
 def schedule_rows(db: Store) -> list[dict[str, Any]]:
@@ -611,6 +620,12 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("schedules", "schedule hourly", "UPDATE schedule SET due_at = 0 WHERE name = 'hourly'"),
     ("schedules", "schedule hourly", "UPDATE schedule SET last_at = next_at WHERE name = 'hourly'"),
     ("schedules", "schedule once", "UPDATE schedule SET skipped = 0 WHERE name = 'once'"),
+    ("triage", TRIAGE_ENTRY, "UPDATE triage SET count = 0"),
+    ("triage", TRIAGE_ENTRY, "UPDATE triage SET reopened = 1"),
+    ("triage", TRIAGE_ENTRY, "UPDATE triage SET resolved_by = 'ann'"),
+    ("loops", "loop nightly", "UPDATE loop_memory SET attempted = 2"),
+    ("loops", "loop nightly", "UPDATE loop_memory SET passed = 1, attempted = 2"),
+    ("loops", "loop nightly", """UPDATE loop_memory SET attempted = 2, pending = '["a", "a"]'"""),
     ("wakeups", "sleeper", row("sleeper", closed=1, status="'completed'")),
     ("wakeups", "kid", "UPDATE session SET lifecycle = 'ephemeral';" + MOVE.format("kid", "sleeper")),
     ("status", "crashed", row("crashed", status="'idle'")),

@@ -50,6 +50,9 @@ FACADES = {Path("core/__init__.py"), Path("core/testing/__init__.py")}
 """What users import from: they name other folders, and load them when a name is first asked for."""
 
 
+AS_USERS_WRITE = (("examples", "jobs"), ("examples", "loops"), ("examples", "workflows"))
+
+
 def module_name(path: Path) -> str:
     """The module that a file, given relative to the repository, becomes: `core/` is `understudy` itself."""
     parts = list(path.with_suffix("").parts)
@@ -61,7 +64,7 @@ MODULES = {
     module_name(path.relative_to(ROOT)): path.relative_to(ROOT)
     for folder in MAY_IMPORT
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if path.relative_to(ROOT).parts[:2] not in (("examples", "jobs"), ("examples", "workflows"))  # as users write them
+    if path.relative_to(ROOT).parts[:2] not in AS_USERS_WRITE
 }
 
 

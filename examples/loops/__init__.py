@@ -1,0 +1,1 @@
+"""Loops to read and to run: see `nightly.py`."""
