@@ -59,9 +59,9 @@ def as_goal(chosen: random.Random, work: Work) -> Work:
     spec, worker = specification(chosen, work), {**work.spec["agents"][WORKS], "max_rounds": 20}
     judge = {**worker, "name": JUDGES, "hash": f"hash-{JUDGES}", "agents": {}, "handoffs": {}, "tools": []}
     judge["output"] = {**output(chosen), "name": "verdict", "schema": VERDICT_SCHEMA}
+    agents = {**spec["agents"], WORKS: worker, JUDGES: judge}
     spec |= {
-        "name": GOAL, "hash": f"hash-{GOAL}-{work.session_id}",
-        "agents": {**spec["agents"], WORKS: worker, JUDGES: judge},
+        "name": GOAL, "hash": f"hash-{GOAL}-{work.session_id}", "agents": agents,
         "workflow": {"name": GOAL, "source": source, **fingerprint(goal)},
     }  # fmt: skip
 
@@ -79,10 +79,15 @@ def as_goal(chosen: random.Random, work: Work) -> Work:
         }  # fmt: skip
         return replace(action, what={**action.what, name: json.dumps(given)})
 
-    return replace(
-        work, spec=spec, actions=tuple(told_anew(action) for action in work.actions if action.kind not in STEERING)
-    )
+    actions = tuple(told_anew(action) for action in work.actions if action.kind not in STEERING)
+    if chosen.random() < 0.7:  # else most goals would be cancelled before their second round
+        actions = tuple(action for action in actions if action.kind not in ENDING)
+        spec["budget"] = None
+    return replace(work, spec=spec, actions=actions)
 
+
+ENDING = ("cancel", "close", "cancel_child", "close_child", "abort")
+"""What clients do that ends runs."""
 
 NOT_HERE = ("spawn_agent", "start_agent")
 """Tools that the agent that works does not have for its own."""
