@@ -80,7 +80,8 @@ def wanted(work: Work, what: dict[str, Any]) -> dict[str, Any]:
     if not what["own"]:
         return {**definition, "session_id": work.session_id}
     if work.spec.get("kind") == WORKFLOW:
-        return {**definition, "spec": work.spec, "placement": work.spec.get("placement", DEFAULT)}
+        alone = {"tools": [], "agents": {}, "budget": None}  # nobody answers what it would ask
+        return {**definition, "spec": {**work.spec, **alone}, "placement": work.spec.get("placement", DEFAULT)}
     more = {"hash": "hash-timed-fails", "max_rounds": 1} if what.get("fails") else {}
     return {**definition, "spec": agent("timed", policies_of(work.spec)[:1], **more)}
 

@@ -166,7 +166,7 @@ class Drawn:
 
     Args:
         name: begins the names of all calls.
-        policies: of the tools that are called.
+        policies: of the tools that are called; with none, no tool is, and nothing waits for others for ever.
         agents: whether agents and workflows do some steps.
     """
 
@@ -180,6 +180,7 @@ class Drawn:
         chosen = self._chosen
         parts = [self._part(2) for _ in range(chosen.choice((1, 2, 3, 5)))]
         places = [chosen.randrange(len(parts) + 1) for _ in range(chosen.choice((0, 0, 1, 2)))]
+        places = places if self._policies else []
         if chosen.random() < 0.15:
             # Before all that is to be undone: a workflow can't begin again with something to undo.
             again = chosen.randrange(min(places, default=len(parts)) + 1)
@@ -194,7 +195,7 @@ class Drawn:
         node: Node
         if depth and draw < 0.4:
             return self._composed(depth)
-        if draw < 0.65:
+        if draw < 0.65 and self._policies:
             retried = chosen.random() < 0.25
             node = {"do": "tool", **self._call(noted=not retried)}
             node |= {"attempts": chosen.choice((2, 3))} if retried else {}
@@ -203,11 +204,11 @@ class Drawn:
         elif draw < 0.84:
             node = {"do": chosen.choice(("sleep", "until")), "seconds": self._seconds(0.0, 0.3, 3.0, 12.0)}
         elif draw < 0.89:
-            timed = chosen.random() < 0.6
+            timed = chosen.random() < 0.6 or not self._policies
             node = {"do": "ask", "prompt": self._named("which"), "timeout": self._seconds(0.2, 2.0) if timed else None,
                     "default": chosen.choice((None, "as always")) if timed else None}  # fmt: skip
         elif draw < 0.96:
-            timed = chosen.random() < 0.7
+            timed = chosen.random() < 0.7 or not self._policies
             node = {"do": "event", "name": chosen.choice(SIGNALS),
                     "timeout": self._seconds(0.3, 3.0, 12.0) if timed else None}  # fmt: skip
         else:
@@ -288,9 +289,12 @@ def as_workflow(chosen: random.Random, work: Work) -> Work:
         if not name:
             return action
         begins = f"{work.session_id}.{json.loads(action.what[name])['name']}"
-        # A schedule's sessions of their own: drawn apart, so that other programs are those that they have been.
-        draws = random.Random(f"{begins}/{action.what[name]}") if action.what.get("own") else chosen
-        drawn = Drawn(draws, begins, policies, agents="helper" in spec["agents"], elsewhere=bool(names & {*EXECUTED}))
+        if action.what.get("own"):  # no client looks after the sessions that a schedule makes
+            apart = random.Random(f"{begins}/{action.what[name]}")  # so other programs are what they have been
+            drawn = Drawn(apart, begins, [], agents=False, elsewhere=False)
+        else:
+            agents = "helper" in spec["agents"]
+            drawn = Drawn(chosen, begins, policies, agents=agents, elsewhere=bool(names & {*EXECUTED}))
         return replace(action, what={**action.what, name: json.dumps({"program": drawn.program()})})
 
     actions = tuple(told_anew(action) for action in work.actions if action.kind not in STEERING)
