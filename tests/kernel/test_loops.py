@@ -364,6 +364,7 @@ async def test_two_services_count_the_same_failure(postgres: str, server: Offlin
         for node in (a, b) * 3:
             done = await fire(node)
             ids.append(done["last_run"])
+        assert len({*ids}) == len(ids)
         server.release()
         for run_id in ids:
             assert (await asyncio.wait_for(a.end(run_id, run_id), PATIENCE))["status"] == "round_limit"

@@ -63,6 +63,7 @@ async def work(dsn: str, directory: Path) -> None:
             await timers(kernel)
             await jobs(kernel)
             await notes(kernel)
+            await loops(kernel)
             await reads(kernel)
         finally:
             await kernel.stop()
@@ -203,6 +204,24 @@ async def notes(kernel: k.Kernel) -> None:
     await kernel.send("s-noting")
     assert (await kernel.end("s-noting"))["status"] == "completed"
     assert await kernel.ask("delete_note", "s-noting", "house")
+
+
+async def loops(kernel: k.Kernel) -> None:
+    """A loop whose run fails, and is tried again with success; what clients read and do of it."""
+    told = {"name": "loop", "content": "go", "timing": {"every": 3600}, "memory": True}
+    for compiled in (k.spec(budget=[{"scope": "tree", "tokens": 1}], hash="poor"), k.spec(hash="rich")):
+        await kernel.ask("set_schedule", {**told, "spec": compiled}, {})
+        found = await kernel.ask("read", "triage", [], {})
+        asked = ("retry_triage", found[0]["id"]) if found else ("trigger_schedule", "loop")
+        fired = await kernel.ask(*asked)
+        await kernel.end(fired["session_id"], fired["run_id"])
+    [entry] = await kernel.ask("read", "triage", [], {"resolved": True})
+    assert entry["resolved_at"]
+    await kernel.ask("read", "triage_entry", [entry["id"]], {})
+    await kernel.ask("read", "loop_memory", ["loop"], {})
+    await kernel.ask("resolve_triage", entry["id"])
+    await kernel.ask("reset_loop", "loop")
+    await kernel.ask("delete_schedule", "loop")
 
 
 VALUES = {
