@@ -74,7 +74,7 @@ def scheduled_workflow(
     """The same, with the agents and tools of a definition. Raises as `workflow_function`."""
     if (agents or tools) and not isinstance(item, Definition | str | PathLike):
         raise InvalidInput("agents and tools are those of a definition: of a function, @workflow names them")
-    return workflow_function(item, {"agents": agents, "tools": tools})
+    return workflow_function(item, (), {"agents": agents, "tools": tools}, {})
 
 
 def scheduled_input(function: Callable[..., Any], given: Mapping[str, Any] | None) -> str:

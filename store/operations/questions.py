@@ -19,8 +19,8 @@ from understudy.workflows import APPROVED, WORKFLOW
 
 from ..db.prepared import Row
 from ..db.session_row import SessionRow
-from ..db.statements import QUESTION, RUN
-from ..transaction import LOADED_AT_ONCE, Transaction
+from ..db.statements import LOADED_AT_ONCE, QUESTION, RUN
+from ..transaction import Transaction
 from .waiting import QUESTION_TIMER, go_on, hand_in
 
 DECISIONS = {approvals.QUESTION: ("ok", "error"), IN_DOUBT: ("ok", "error", "rerun"), APPROVAL: (APPROVE, REJECT)}
