@@ -50,8 +50,8 @@ def status(connection: Connection, namespace: str, session_id: str) -> WorkflowS
     for extra in _records(connection, namespace, session_id, before, run_id):
         if str(extra.get("name")).startswith(PUBLISHED):
             values.setdefault(str(extra["name"]).removeprefix(PUBLISHED), extra.get("value"))
-    opened, done = (found(connection, namespace, session_id, run_id) for found in (open_steps, last_steps))
-    return WorkflowStatus(run_id, tuple(opened), tuple(done), values)
+    at = connection, namespace, session_id, run_id
+    return WorkflowStatus(run_id, tuple(open_steps(*at)), tuple(last_steps(*at)), values)
 
 
 def _records(
