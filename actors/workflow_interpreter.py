@@ -105,18 +105,24 @@ class _Interpreter:
         return result
 
     async def _step(self, step: Step, variables: Variables, place: Place) -> Any:
-        result = None
+        result, is_done = None, False
         self._count()
         try:
             if step.when is UNSET or _holds(step.when, variables, (*place, "when")):
-                result = await self._tried(step, variables, place)
+                result, is_done = await self._tried(step, variables, place), True
         except WorkflowError as error:
             result = await self._failed(step, error, variables, place)
         for name in _visible(step):  # what was left out, or not come to, is null to what follows
             variables.setdefault(name, None)
         if step.id is not UNSET:
             variables[step.id] = result
+        if is_done and step.undo is not UNSET:
+            self._context.on_failure(self._undone, step.undo, {**variables}, (*place, "undo"))
         return result
+
+    async def _undone(self, step: Step, variables: Variables, place: Place) -> None:
+        self._steps = 0  # also where the workflow has failed of too many
+        await self._step(step, variables, place)
 
     async def _tried(self, step: Step, variables: Variables, place: Place) -> Any:
         options = step.retry if step.retry is not UNSET else RetryOptions(max_attempts=1)

@@ -60,6 +60,8 @@ class Drawn:
         options["on_error"] = "fail"
         if depth and draw(st.integers(0, 4)) == 0:
             options["on_error"] = self.step([*visible, "error"], depth - 1)
+        if depth and draw(st.integers(0, 9)) == 0:
+            options["undo"] = self.step([*visible], 0)
         if kind in ("agent", "tool", "model") and draw(st.booleans()):
             options["output_schema"] = draw(SCHEMAS)
         if kind in ("parallel", "foreach") and draw(st.booleans()):

@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     timeout: Duration
     fallback: Step
     on_error: Any
+    undo: Step
     max_concurrency: int
 
 

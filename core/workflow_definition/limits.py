@@ -82,5 +82,5 @@ def _within(step: dict[str, Any], place: Place) -> Iterator[tuple[Place, Any]]:
             cases = body.get("cases") if name == "branch" else None
             for index, case in enumerate(cases if isinstance(cases, list) else ()):
                 yield (*place, name, "cases", index, "do"), case.get("do") if isinstance(case, dict) else None
-    for name in ("fallback", "on_error"):
+    for name in ("fallback", "on_error", "undo"):
         yield (*place, name), step.get(name)

@@ -120,6 +120,9 @@ class Meaning:
             kind = ANY
         if isinstance(step.get("id"), str):
             scope.names[step["id"]] = kind
+        if "undo" in step and "undo" in place:
+            self._problems.add((*place, "undo"), "is within an undo: what is done to undo something is not undone")
+        self._step(step.get("undo"), (*place, "undo"), Scope(scope), depth + 1)
         return kind
 
     # Each kind of a step, by the name of its field.

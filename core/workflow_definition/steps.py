@@ -223,6 +223,8 @@ class Step(Part, frozen=True):
         on_error: what is done when it has failed, and its `fallback` too: the workflow fails (`fail`), or goes on with
             null as the result (`continue`), after a step that is told of it, if there is one here. That step sees
             `error` as well.
+        undo: a step that is done if the workflow fails after this one was done, those of later steps before it. It sees
+            what this step sees, and this step's result.
         max_concurrency: of `parallel` and `foreach`: how many steps are done at once; left out: all, and of `foreach`
             16.
     """
@@ -251,6 +253,7 @@ class Step(Part, frozen=True):
     timeout: Duration | UnsetType = UNSET
     fallback: Step | UnsetType = UNSET
     on_error: Literal["fail", "continue"] | Step = "fail"
+    undo: Step | UnsetType = UNSET
     max_concurrency: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] | UnsetType = UNSET
 
     @property

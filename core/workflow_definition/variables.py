@@ -58,7 +58,7 @@ def _with_inner(step: Any, place: Place) -> Iterator[tuple[Place, dict[str, Any]
             yield from _with_inner(inner, (*place, name, "cases", index, "do"))
         if isinstance(body, dict):
             yield from _with_inner(body.get(field), (*place, name, field))
-    for name in ("fallback", "on_error"):
+    for name in ("fallback", "on_error", "undo"):
         yield from _with_inner(step.get(name), (*place, name))
 
 
@@ -133,5 +133,5 @@ class Uses:
         return ""
 
 
-CLOSED = ("foreach", "loop", "branch", "fallback", "on_error")
+CLOSED = ("foreach", "loop", "branch", "fallback", "on_error", "undo")
 """Parts of a step whose inner steps nobody outside sees."""

@@ -142,8 +142,9 @@ class Writing:
             )
         if chosen.random() < 0.15:
             step["retry"] = {"max_attempts": 2, "backoff": 0.3}
-        if chosen.random() < 0.1:
-            step["fallback"] = self._tool()
+        for name in ("fallback", "undo"):
+            if chosen.random() < 0.1:
+                step[name] = self._tool()
         return {**step, "on_error": "continue"} if chosen.random() < 0.6 else step
 
     def _composed(self, depth: int, room: int) -> Step:

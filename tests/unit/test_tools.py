@@ -327,7 +327,7 @@ class TestDescribe:
         names = {group: [spec["name"] for spec in describe(group, pickle=None)[0]] for group in TOOL_GROUPS}
         assert {"bash", "apply_patch", "todo", "request_user_input"} < {*names["core"]} < {*names["full"]}
         left_out = {*tool_names()} - {*TOOL_GROUPS} - {*names["full"]}
-        assert left_out == {"web_fetch", "view_image", "load_skill", *names["board"]}
+        assert left_out == {"web_fetch", "view_image", "load_skill", *names["board"], *names["workflows"]}
         assert all(len(found) == len({*found}) for found in names.values())
 
     def test_unknown_entries_are_refused(self) -> None:

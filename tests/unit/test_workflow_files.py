@@ -211,6 +211,14 @@ MALFORMED: dict[str, list[str]] = {
         "steps[3].loop.max: must be a whole number, not the number 2.5",
         "steps[4].loop.do.loop.max: is missing: rounds after which the loop ends in any case",
     ],
+    "undo.yaml": [
+        "steps[0].undo.tool.arguments.number: column 3: 'bookd' is not defined here (did you mean 'booked'?)",
+        "steps[0].undo.undo: is within an undo: what is done to undo something is not undone",
+        "steps[1].undo: must be an object with one of agent, tool, model, sequence, parallel, foreach, branch,",
+        "steps[2].foreach.do.undo.tool.name: no tool is named 'nothing'; there are: discard, note, now,",
+        "steps[2].undo.tool.arguments.item: column 3: 'item' is not defined here",
+        "steps[2].undo.tool.arguments.item: column 12: 'inner' is not defined here: it is the result of",
+    ],
     "undefined_variables.yaml": [
         "steps[0].tool.arguments.path: column 3: 'pat' is not defined here (did you mean 'path'?)",
         "steps[0].tool.arguments.deep[0].more: column 3: 'nobody' is not defined here",

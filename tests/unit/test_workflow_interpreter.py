@@ -15,7 +15,7 @@ from understudy.actors.replay import Execution, Record, Result, Wanted
 from understudy.actors.workflow_context import WorkflowContext
 from understudy.actors.workflow_inputs import checked_inputs
 from understudy.actors.workflow_interpreter import interpret
-from understudy.errors import InvalidInput, StepFailed, UnderstudyError, WorkflowError
+from understudy.errors import InvalidInput, StepFailed, StepLimit, UnderstudyError, WorkflowError
 from understudy.json_text import from_json, to_json
 from understudy.workflow_definition import builder as w
 from understudy.workflow_definition.steps import Definition, Retry, Step
@@ -41,14 +41,16 @@ class Doing:
         most: steps that were under way at once.
     """
 
-    def __init__(self, definition: Definition, inputs: dict[str, Any] | None = None) -> None:
-        self._definition, self._inputs = definition, inputs or {}
+    def __init__(
+        self, definition: Definition, inputs: dict[str, Any] | None = None, most_steps: int | None = None
+    ) -> None:
+        self._definition, self._inputs, self._most_steps = definition, inputs or {}, most_steps
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.most = 0
 
     def begun(self, record: Record) -> Execution:
         async def code(context: WorkflowContext) -> Any:
-            return await interpret(context, self._definition, self._inputs)
+            return await interpret(context, self._definition, self._inputs, self._most_steps)
 
         execution = Execution(WorkflowContext("s", "r").whole(code, {}), record)
         execution.replay()
@@ -213,6 +215,28 @@ def test_what_is_done_about_failures() -> None:
         run(w.tool("other", on_error=w.tool("bad")), answer=failing)
     with pytest.raises(StepFailed, match="worse failed"):
         run(w.tool("bad", fallback=w.tool("worse")), answer=failing)
+
+
+def test_what_was_done_is_undone_if_the_workflow_fails() -> None:
+    """Given steps with an undo, when the workflow fails, then those that were done are undone, the last first, each
+    with its result, though it failed of too many steps, and one of these fails; else nothing is."""
+
+    def booked(name: str, **more: Any) -> Step:
+        return w.tool("good", {"book": name}, id=name, undo=w.tool("good", {"undo": f"{{{{{name}.book}}}}"}), **more)
+
+    steps = (
+        booked("a"), booked("b", when="false"), w.parallel(booked("c"), booked("d")),
+        w.tool("bad", undo=w.tool("good", {"undo": "never"}), on_error="continue"),
+        w.tool("good", undo=w.tool("bad")),
+    )  # fmt: skip
+    fine = Doing(w.define("n", *steps))
+    fine.done(failing, replays=True)
+    assert [said for _, said in fine.asked if "undo" in said] == []
+    for last, most in ((w.tool("bad"), None), (w.loop(w.tool("good"), max=100), 20)):
+        doing = Doing(w.define("n", *steps, last), most_steps=most)
+        with pytest.raises(StepFailed if most is None else StepLimit):
+            doing.done(failing, replays=True)
+        assert [said["undo"] for _, said in doing.asked if "undo" in said] == ["d", "c", "a"]
 
 
 def test_what_has_no_value_fails_its_step() -> None:
