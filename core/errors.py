@@ -116,6 +116,13 @@ class UnknownSchedule(InvalidInput):
     hint = "`understudy schedules list` lists those that there are."
 
 
+class UnknownQueue(InvalidInput):
+    """No queue of this name is in the store."""
+
+    code = "unknown_queue"
+    hint = "`understudy queues list` lists those that there are, `understudy queues set NAME` makes one."
+
+
 class EventsPruned(UnknownRun):
     """The run is known, but retention has removed its events."""
 

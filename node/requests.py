@@ -39,6 +39,7 @@ from understudy.protocol import (
     unpacked,
 )  # fmt: skip
 from understudy.reads import NodeLoad, SessionRecord
+from understudy.queues import NewQueue, QueueSet
 from understudy.schedules import Fired, NewSchedule, ScheduleSet
 from understudy.store import budgets
 from understudy.store.operations import (
@@ -50,6 +51,7 @@ from understudy.store.operations import (
     forks,
     notes,
     questions,
+    queues,
     requests,
     schedules,
     steering,
@@ -57,6 +59,7 @@ from understudy.store.operations import (
     wakeups,
 )
 from understudy.store.reads import overview, pending, queries, traces, workflows
+from understudy.store.reads import queues as queue_reads
 from understudy.store.reads import schedules as schedule_reads
 from understudy.store.transaction import Transaction
 
@@ -79,6 +82,8 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "wakeups": queries.wakeups,
     "schedule": schedule_reads.schedule,
     "schedules": schedule_reads.schedules,
+    "queue": queue_reads.queue,
+    "queues": queue_reads.queues,
     "notes": queries.notes,
     "owner": queries.owner,
     "homes": queries.homes,
@@ -133,13 +138,15 @@ class Requests:
         request_id: str,
         operation: Callable[[Transaction], Result],
         by: str = "",
+        *,
+        alone: bool = False,
     ) -> Result:
         """See `requests.once`; the result is remembered as it is sent."""
         touches = [session_id] if session_id else []
         done = await self._node.journal.submit(
             asked_by(by, lambda tx: requests.once(tx, session_id, request_id, lambda tx: packed(operation(tx)))),
             *touches,
-            alone=not session_id,
+            alone=alone or not session_id,
         )
         found: Result = unpacked(done, kind, "what a request has done")
         return found
@@ -194,7 +201,7 @@ class Requests:
         session's end.
 
         Raises:
-            UnknownSession, RunConflict, SessionClosed: see `beginnings.accept`.
+            UnknownSession, UnknownQueue, RunConflict, SessionClosed: see `beginnings.accept`.
         """
         node = self._node
         placement = await node.specifications.placement(session_id)
@@ -205,7 +212,7 @@ class Requests:
             after = tx.session(session_id).seq
             created = beginnings.accept(
                 tx, session_id, run.run_id, run.content, trace_id=run.trace_id, parent_span_id=run.parent_span_id,
-                sampled=run.sampled, request_id=request_id,
+                sampled=run.sampled, request_id=request_id, place=run.place,
             )  # fmt: skip
             accepted = Accepted(created, after)
             if created:
@@ -380,6 +387,24 @@ class Requests:
         return await self._once(
             bool, schedules.request_key(name), request_id, lambda tx: schedules.delete(tx, name), by
         )
+
+    async def set_queue(self, wanted: NewQueue, request_id: str, by: str = "") -> QueueSet:
+        """Set a queue. See `queues.put`."""
+        return await self._of_queue(QueueSet, wanted.name, request_id, lambda tx: queues.put(tx, wanted), by)
+
+    async def pause_queue(self, name: str, paused: bool, request_id: str, by: str = "") -> bool:
+        """Have none of its runs begin, or begin again. See `queues.pause`."""
+        return await self._of_queue(bool, name, request_id, lambda tx: queues.pause(tx, name, paused), by)
+
+    async def remove_queue(self, name: str, request_id: str, by: str = "") -> bool:
+        """Remove a queue; True if there was one. See `queues.remove`."""
+        return await self._of_queue(bool, name, request_id, lambda tx: queues.remove(tx, name), by)
+
+    async def _of_queue(
+        self, kind: type[Result], name: str, request_id: str, operation: Callable[[Transaction], Result], by: str
+    ) -> Result:
+        """Alone, since it locks the queue's row before other operations of a transaction could lock what they need."""
+        return await self._once(kind, queues.request_key(name), request_id, operation, by, alone=True)
 
     async def set_note(self, session_id: str, note: NewNote, request_id: str, by: str = "") -> int:
         """Set a note of a session; its version. See `notes.put`."""
