@@ -38,8 +38,8 @@ from understudy.protocol import (
     packed,
     unpacked,
 )  # fmt: skip
-from understudy.reads import NodeLoad, SessionRecord
 from understudy.queues import NewQueue, QueueSet
+from understudy.reads import NodeLoad, SessionRecord
 from understudy.schedules import Fired, NewSchedule, ScheduleSet
 from understudy.store import budgets
 from understudy.store.operations import (

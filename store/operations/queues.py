@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete as delete_from
 from sqlalchemy import bindparam, func, insert, literal_column, select, update
+from sqlalchemy import delete as delete_from
 
 from understudy import events
 from understudy.errors import Conflict, InvalidInput, UnknownQueue
@@ -138,9 +138,7 @@ def leave(tx: Transaction, row: SessionRow, item: InboxItem) -> None:
 
 
 def _queued_before(tx: Transaction, row: SessionRow, item: InboxItem) -> bool:
-    return any(
-        other.kind == "input" and other.id < item.id and "queue" in other.payload for other in tx.inbox(row)
-    )
+    return any(other.kind == "input" and other.id < item.id and "queue" in other.payload for other in tx.inbox(row))
 
 
 def give_back(tx: Transaction, row: SessionRow) -> None:
