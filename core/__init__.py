@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from understudy.actors.workflow import workflow
     from understudy.actors.workflow_context import Retry, WorkflowContext
     from understudy.cluster.client.client import Cluster
+    from understudy.cluster.client.queue_handle import Queue
     from understudy.cluster.client.results import RunResult, ServiceInfo, SessionInfo
     from understudy.cluster.client.run_handle import Run
     from understudy.cluster.client.schedule_handle import Schedule
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         StoreError,
         ToolError,
         UnderstudyError,
+        UnknownQueue,
         UnknownRun,
         UnknownSchedule,
         UnknownSession,
@@ -52,7 +54,8 @@ if TYPE_CHECKING:
     from .mcp_servers import McpServer
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
-    from .reads import Note, PendingInput, RunRecord, ScheduleInfo, Wakeup
+    from .queues import QueuePlace, Rate
+    from .reads import Note, PendingInput, QueueInfo, RunRecord, ScheduleInfo, Wakeup
     from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision
 
     __version__: str
@@ -88,6 +91,10 @@ __all__ = [
     "Note",
     "OutputInvalid",
     "PendingInput",
+    "Queue",
+    "QueueInfo",
+    "QueuePlace",
+    "Rate",
     "Refuse",
     "Replace",
     "RestartPolicy",
@@ -113,6 +120,7 @@ __all__ = [
     "ToolError",
     "TraceSpan",
     "UnderstudyError",
+    "UnknownQueue",
     "UnknownRun",
     "UnknownSchedule",
     "UnknownSession",
@@ -153,6 +161,10 @@ _HOMES = {
     "Fallback": "config",
     "Note": "reads",
     "PendingInput": "reads",
+    "Queue": "cluster.client.queue_handle",
+    "QueueInfo": "reads",
+    "QueuePlace": "queues",
+    "Rate": "queues",
     "Refuse": "actors.directives",
     "Replace": "actors.directives",
     "RestartPolicy": "spec",

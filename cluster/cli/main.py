@@ -22,6 +22,7 @@ from . import (
     dashboards_command,
     mcp_command,
     notes_command,
+    queues_command,
     rendering,
     run_command,
     schedules_command,
@@ -34,7 +35,7 @@ from . import (
     workflow_command,
     workflow_files_command,
 )
-from .command import Commands, Json, SessionId, Store, command, connected, print_json
+from .command import Commands, Json, Key, Priority, Queue, SessionId, Store, command, connected, print_json
 
 if TYPE_CHECKING:
     from understudy.reads import DrainInfo
@@ -53,6 +54,7 @@ app.command()(mcp_command.mcp)
 app.add_typer(agents_command.app, name="agents")
 app.add_typer(tools_command.app, name="tools")
 app.add_typer(schedules_command.app, name="schedules")
+app.add_typer(queues_command.app, name="queues")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(approve_command.approve)
@@ -99,6 +101,9 @@ def send(
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait.", min=0.0)] = None,
+    queue: Queue = None,
+    key: Key = "",
+    priority: Priority = 0,
     store: Store = None,
     json: Json = False,
 ) -> int:
@@ -106,7 +111,7 @@ def send(
     content = sys.stdin.read() if text == "-" else text
     with connected(store) as cluster:
         handle = cluster.session(session)
-        sent = handle.send(content, run_id=run_id)
+        sent = handle.send(content, run_id=run_id, queue=queue, key=key, priority=priority)
         if not wait:
             print_json({"session_id": session, "run_id": sent.run_id}) if json else print(sent.run_id)
             return 0

@@ -15,7 +15,7 @@ from understudy.errors import InvalidInput, NotRunning
 from understudy.identifiers import identifier_problem
 
 from . import run_command
-from .command import Json, SessionId, Store, command, connected, print_json
+from .command import Json, Key, Priority, Queue, SessionId, Store, command, connected, print_json
 from .rendering import clean, escape, print_pending, styled, when
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ def run(
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
     timeout: Annotated[float | None, typer.Option(help="Seconds to wait; the run goes on.", min=0.0)] = None,
+    queue: Queue = None,
+    key: Key = "",
+    priority: Priority = 0,
     store: Store = None,
     json: Json = False,
 ) -> int:
@@ -77,6 +80,7 @@ def run(
     Exit codes: 0 completed, 1 not completed (or not in time), 2 wrong usage, 3 it waits for a person's answer, 130
     interrupted: the run goes on.
     """
+    from ..client.queue_handle import queue_place
     from ..client.workflow_target import find_workflow, input_of, is_definition
 
     named = {"--session": session, "--run-id": run_id}
@@ -90,7 +94,10 @@ def run(
     with connected(store, model=model) as cluster:
         # A definition's inputs may have any names: those of the method's own parameters as well.
         positional, keywords = ([values], {}) if is_definition(function) else ([], values)
-        sent = cluster.workflow(function, *positional, session_id=session, run_id=run_id, **keywords)
+        waits_in = queue_place(queue, key, priority)
+        sent = cluster.workflow(
+            function, *positional, session_id=session, run_id=run_id, queue=waits_in, **keywords
+        )  # fmt: skip
         handle = cluster.session(sent.session_id)
         if not wait:
             print_json({"session_id": handle.id, "run_id": sent.run_id}) if json else print(handle.id)

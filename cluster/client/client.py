@@ -22,7 +22,8 @@ from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, check_identity, new_identifier
 from understudy.prices import price_table
 from understudy.protocol import NewSession
-from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord
+from understudy.queues import QueuePlace, QueueSet, Rate
+from understudy.reads import DrainInfo, Note, QueueInfo, ScheduleInfo, SessionRecord
 from understudy.schedules import LATEST, SKIP, NewSchedule, ScheduleSet
 from understudy.spec import AgentSpec
 from understudy.workflow_definition.steps import Definition
@@ -34,6 +35,8 @@ from .extensions import offered_profiles
 from .handoff_targets import output_type_of
 from .method import client_method, constructor
 from .packages import refuse_temporary
+from .queue_handle import Queue, queue_place
+from .queue_handle import wanted as queue_wanted
 from .results import ServiceInfo, SessionInfo
 from .run_handle import Run
 from .schedule_handle import Schedule, timing, wanted
@@ -138,7 +141,8 @@ class Cluster:
     @client_method
     def workflow(
         self, workflow: Callable[..., Any] | Definition | str | PathLike[str], /, *arguments: Any,
-        session_id: str | None = None, run_id: str | None = None, **keywords: Any,
+        session_id: str | None = None, run_id: str | None = None, queue: str | QueuePlace | None = None,
+        **keywords: Any,
     ) -> Coroutine[Any, Any, Run]:  # fmt: skip
         """Run a workflow: a function that is marked with `@workflow`, a definition, or the path of its file
         (`docs/workflow-files.md`); returns when that is durable.
@@ -149,8 +153,10 @@ class Cluster:
         Args:
             arguments, keywords: the function's, behind its context. A definition's inputs by name, or as one dict;
                 beside them `agents` (`AgentSpec`) and `tools` (as in an `AgentSpec`): those that its steps name.
+            queue: the run waits there until it may begin; a `QueuePlace` has a key and a priority as well.
 
         Raises:
+            UnknownQueue: there is no such queue.
             InvalidInput: it is no workflow, or does not take these.
             InvalidSpec: it, or an agent or tool that it uses, can't be used; of a definition with every problem in
                 `details["problems"]`.
@@ -166,10 +172,13 @@ class Cluster:
         content = rendered(arguments_of(function, arguments, keywords)).text
         metadata = dict(definition.options.get("metadata") or {})
         created = self._create(compiled, identifier, metadata, result_type(function))
+        waits_in = queue_place(queue)
 
         async def started() -> Run:
+            if waits_in is not None:  # else there would be a session without a run
+                await Queue(self._connection, waits_in.queue).info.aio()
             session = await created()
-            return await session.send.aio(content, run_id=run_id)
+            return await session.send.aio(content, run_id=run_id, queue=waits_in)
 
         return started()
 
@@ -261,6 +270,36 @@ class Cluster:
     async def schedules(self) -> list[ScheduleInfo]:
         """All schedules, also those that are paused or have ended, by their names."""
         return await self._connection.read(list[ScheduleInfo], "schedules")
+
+    @client_method
+    def queue(
+        self, name: str, *, concurrency: int | None = None, per_key: int | None = None, rate: Rate | None = None
+    ) -> Coroutine[Any, Any, Queue]:
+        """Have a queue with these limits (docs/queues.md); without any, the queue that has this name.
+
+        The same limits again change nothing, other ones hold from now on: runs that are at work go on.
+
+        Args:
+            concurrency: so many of its runs are at work at once; None or 0 for any number.
+            per_key: so many of those that have the same key.
+            rate: so many begin within a time: `Rate(10, seconds=60)`.
+
+        Raises:
+            InvalidInput: these are no limits, or there are as many queues as there may be.
+        """
+        queue, new = Queue(self._connection, name), queue_wanted(name, concurrency, per_key, rate)
+
+        async def set_queue() -> Queue:
+            if new is not None:
+                await self._connection.ask_once(QueueSet, "set_queue", new)
+            return queue
+
+        return set_queue()
+
+    @client_method
+    async def queues(self) -> list[QueueInfo]:
+        """All queues, by their names."""
+        return await self._connection.read(list[QueueInfo], "queues")
 
     def session(self, session_id: str) -> Session:
         """A session by its id; whether it exists shows when it is used."""
