@@ -267,6 +267,22 @@ async def test_a_queue_with_runs_is_not_removed(kernel: k.Kernel) -> None:
         await read(kernel)
 
 
+async def test_a_repeated_request_does_nothing_more(kernel: k.Kernel) -> None:
+    """Given a request to set, pause or remove a queue that arrives again after others, then it does nothing more."""
+    await kernel.ask("set_queue", {"name": "q", "concurrency": 1}, "first", "")
+    await put(kernel, concurrency=2)
+    assert (await kernel.ask("set_queue", {"name": "q", "concurrency": 1}, "first", ""))["outcome"] == "created"
+    assert (await kernel.ask("read", "queue", ["q"], {}))["concurrency"] == 2
+    assert await kernel.ask("pause_queue", "q", True, "second", "")
+    assert await kernel.ask("pause_queue", "q", False)
+    assert await kernel.ask("pause_queue", "q", True, "second", "")
+    assert not (await kernel.ask("read", "queue", ["q"], {}))["paused"]
+    assert await kernel.ask("remove_queue", "q", "third", "")
+    await put(kernel)
+    assert await kernel.ask("remove_queue", "q", "third", "")
+    assert await read(kernel) == (0, 0, 0)
+
+
 async def test_a_rate_holds(kernel: k.Kernel) -> None:
     """Given a rate of two in a third of a second, when five runs wait, then within no such time more than two begin;
     nothing has to happen for the next ones to begin."""
