@@ -344,7 +344,6 @@ def test_every_event_is_measured_or_said_to_be_left_out() -> None:
         "child_finished",
         "child_asked",
         "shutdown_forced",
-        "run_admitted",
         "run_merged",
         "steer_dropped",
     }
