@@ -94,7 +94,8 @@ class Session:
         content = self._content(content)
         run_id = check_identifier(run_id, "run_id") if run_id is not None else new_identifier()
         caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
-        run = Input(run_id, content, *(caller or ()), place=queue_place(queue, key, priority))
+        trace_id, parent_span_id, sampled = caller or ("", "", None)
+        run = Input(run_id, content, trace_id, parent_span_id, sampled, queue_place(queue, key, priority))
         accepted = await self._connection.change(Accepted, "send", self.id, run)
         after = accepted.after if accepted.created else None
         return Run(self._connection, self.id, run_id, after, self._output_type)
