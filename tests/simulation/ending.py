@@ -23,7 +23,7 @@ from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, 
 from understudy.store.entries import event_from_row
 from understudy.workflows import AGENT
 
-from . import approvals, background, delegating, handoffs, jobs, kept, schedules, typed
+from . import approvals, background, delegating, handoffs, jobs, kept, queues, schedules, typed
 from .guards import STOPPED
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of, unrecorded
@@ -104,6 +104,8 @@ class Ending:
             for text in handoffs.violations(connection, self._seen.upgraded, self._world.counts):
                 self._violated(text)
             for text in schedules.violations(self._world, connection, self._world.counts):
+                self._violated(text)
+            for text in queues.violations(self._world, connection, self._world.counts):
                 self._violated(text)
             self._leftovers(connection)
             for text in kept.wrong(connection):
