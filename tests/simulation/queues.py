@@ -23,7 +23,7 @@ KEYS = ("", "a", "a", "b", "c")
 
 def some_in_queues(chosen: random.Random, work: tuple[Work, ...], window: float) -> tuple[Work, ...]:
     """The work of a plan; in some plans runs wait in queues, whose limits clients raise, and which they pause."""
-    if chosen.random() >= 0.3:
+    if chosen.random() >= 0.2:
         return work
     limits = [_limits(chosen, name) for name in NAMES]
     return tuple(_queued(chosen, item, limits, window) for item in work)
@@ -100,7 +100,7 @@ def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[
         if rate and not disturbed:
             pairs = zip(times, times[rate:], strict=False)
             for early, late in ((early, late) for early, late in pairs if late - early < period):
-                yield f"{rate + 1} runs of queue {row['name']} began within {(late - early) / 1e6:.6f} s: {early}, {late}"
+                yield f"{rate + 1} runs of queue {row['name']} began within {(late - early) / 1e6:.6f} s, at {late}"
     left = select(RUN.c.session_id, RUN.c.run_id, RUN.c.slot).where(RUN.c.slot > 0)
     for session_id, run_id, slot in connection.execute(left):
         yield f"run {run_id} of {session_id} is left at {slot} in its queue"
