@@ -438,12 +438,14 @@ class Client:
         await self.request("set_queue", action.what, new_identifier())
 
     async def _pause_queue(self, action: Action) -> None:
-        with contextlib.suppress(UnknownQueue):
-            await self.request("pause_queue", action.what["name"], True, new_identifier())
+        """It is resumed after a while, whatever this client waits for by then."""
+        await self._let_begin(action.what["name"], 0.0, paused=True)
+        self.process.spawn(self._let_begin(action.what["name"], action.what["seconds"], paused=False))
 
-    async def _resume_queue(self, action: Action) -> None:
+    async def _let_begin(self, name: str, seconds: float, *, paused: bool) -> None:
+        await asyncio.sleep(seconds)
         with contextlib.suppress(UnknownQueue):
-            await self.request("pause_queue", action.what["name"], False, new_identifier())
+            await self.request("pause_queue", name, paused, new_identifier())
 
     async def _remove_queue(self, action: Action) -> None:
         """A queue is removed if nothing of it waits or is at work, and set again: others need it."""

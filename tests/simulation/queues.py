@@ -58,10 +58,9 @@ def _queued(chosen: random.Random, work: Work, limits: list[dict[str, Any]], win
             raised = {**one, "concurrency": one["concurrency"] + chosen.choice((1, 2))}
             actions.append(Action(round(chosen.random() * window, 3), "set_queue", raised))
         if chosen.random() < 0.3:
-            at = round(chosen.random() * window / 2, 3)
-            actions.append(Action(at, "pause_queue", {"name": one["name"]}))
-            at += round(chosen.random() * window / 2, 3)
-            actions.append(Action(at, "resume_queue", {"name": one["name"]}))
+            seconds = round(chosen.random() * window / 2, 3)
+            what = {"name": one["name"], "seconds": seconds}
+            actions.append(Action(round(chosen.random() * window / 2, 3), "pause_queue", what))
         if chosen.random() < 0.2:
             actions.append(Action(round(chosen.random() * window, 3), "remove_queue", one))
     return replace(work, actions=tuple(sorted(actions, key=_order)))
