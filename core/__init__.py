@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from understudy.actors.workflow import workflow
     from understudy.actors.workflow_context import Retry, WorkflowContext
     from understudy.cluster.client.client import Cluster
+    from understudy.cluster.client.queue_handle import Queue
     from understudy.cluster.client.results import RunResult, ServiceInfo, SessionInfo
     from understudy.cluster.client.run_handle import Run
     from understudy.cluster.client.schedule_handle import Schedule
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         StoreError,
         ToolError,
         UnderstudyError,
+        UnknownQueue,
         UnknownRun,
         UnknownSchedule,
         UnknownSession,
@@ -54,7 +56,8 @@ if TYPE_CHECKING:
     from .mcp_servers import McpServer
     from .messages import Message, ToolCall, Usage
     from .prices import price_table
-    from .reads import LoopMemory, Note, PendingInput, RunRecord, ScheduleInfo, TriageEntry, Wakeup
+    from .queues import QueuePlace, Rate
+    from .reads import LoopMemory, Note, PendingInput, QueueInfo, RunRecord, ScheduleInfo, TriageEntry, Wakeup
     from .spec import AgentSpec, Budget, Context, Delegation, Memory, RestartPolicy, Supervision, WorkflowLimits
 
     __version__: str
@@ -91,6 +94,10 @@ __all__ = [
     "Note",
     "OutputInvalid",
     "PendingInput",
+    "Queue",
+    "QueueInfo",
+    "QueuePlace",
+    "Rate",
     "Refuse",
     "Replace",
     "RestartPolicy",
@@ -118,6 +125,7 @@ __all__ = [
     "TriageEntry",
     "TriageItem",
     "UnderstudyError",
+    "UnknownQueue",
     "UnknownRun",
     "UnknownSchedule",
     "UnknownSession",
@@ -161,6 +169,10 @@ _HOMES = {
     "LoopMemory": "reads",
     "Note": "reads",
     "PendingInput": "reads",
+    "Queue": "cluster.client.queue_handle",
+    "QueueInfo": "reads",
+    "QueuePlace": "queues",
+    "Rate": "queues",
     "Refuse": "actors.directives",
     "Replace": "actors.directives",
     "RestartPolicy": "spec",

@@ -123,6 +123,13 @@ class UnknownTriageEntry(InvalidInput):
     hint = "`understudy triage --all` lists those that there are."
 
 
+class UnknownQueue(InvalidInput):
+    """No queue of this name is in the store."""
+
+    code = "unknown_queue"
+    hint = "`understudy queues list` lists those that there are, `understudy queues set NAME` makes one."
+
+
 class EventsPruned(UnknownRun):
     """The run is known, but retention has removed its events."""
 

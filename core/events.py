@@ -210,6 +210,13 @@ class RunStarted(Event, frozen=True, kw_only=True):
     queued: int = 0
 
 
+class RunAdmitted(Event, frozen=True, kw_only=True):
+    """The run has got its slot in its queue, and may begin. `waited`: time since it was accepted."""
+
+    queue: str = ""
+    waited: int = 0
+
+
 class RunMerged(Event, frozen=True, kw_only=True):
     """The input is a part of another run, `into`, and this run ends with that one. `queued`: since it was accepted."""
 

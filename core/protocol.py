@@ -16,6 +16,7 @@ from .event_wire import EventWire
 from .identifiers import identifier_problem, wait_key
 from .messages import Message
 from .notes import key_problem, text_problem
+from .queues import QueuePlace
 from .reads import RunRecord
 from .records import (
     ActivationId,
@@ -272,6 +273,7 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
         content: a text, or content parts as the model's protocol has them.
         trace_id, parent_span_id: of the caller's span; empty for a trace of the run's own.
         sampled: whether the caller records that trace; None without one.
+        place: the queue in which the run waits until it may begin; None: it begins as soon as its session can.
     """
 
     run_id: str
@@ -279,6 +281,7 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     trace_id: str = ""
     parent_span_id: str = ""
     sampled: bool | None = None
+    place: QueuePlace | None = None
 
     def __post_init__(self) -> None:
         _require(identifier_problem(self.run_id, "run_id") or content_problem(self.content))

@@ -184,6 +184,35 @@ class ScheduleInfo:
         return "ended" if not self.next_at else "paused" if self.paused else "active"
 
 
+class QueueInfo(Struct, frozen=True):
+    """A queue as it stands. Times are microseconds since 1970 UTC; 0 stands for none, of limits for any number.
+
+    Attributes:
+        concurrency, per_key: how many runs are at work at once at most, of all and of one key.
+        rate, seconds: how many begin at most within so many seconds.
+        paused: none begins.
+        waiting: runs that wait for a slot.
+        behind: runs that wait behind another input of their session.
+        at_work: runs that have a slot.
+        oldest: when the one was accepted that has waited for a slot for longest.
+        by: who has set it (`Cluster.connect(identity=…)`).
+    """
+
+    name: str
+    concurrency: int
+    per_key: int
+    rate: int
+    seconds: float
+    paused: bool
+    waiting: int
+    behind: int
+    at_work: int
+    oldest: int
+    created_at: int
+    updated_at: int
+    by: str
+
+
 @dataclass(frozen=True)
 class TriageEntry:
     """A failure of what a schedule begins, however often it has come (docs/loops.md).
@@ -457,6 +486,8 @@ class RunRecord(Struct, frozen=True, omit_defaults=True):
         content: what went in, as it was sent.
         usage: `Usage.to_wire()`.
         merged_into: the run that its input was a part of, which has its rounds and its usage; empty for none.
+        queue, queue_key, queue_rank: the queue that it had to wait in, its key there, and its priority, negative; empty
+            and 0 without one.
         pending: what it waits for; None unless it is paused.
     """
 
@@ -480,6 +511,9 @@ class RunRecord(Struct, frozen=True, omit_defaults=True):
     finished_at: int
     request_id: str
     merged_into: str = ""
+    queue: str = ""
+    queue_key: str = ""
+    queue_rank: int = 0
     pending: list[PendingInput] | None = None
 
 

@@ -64,6 +64,7 @@ SESSION_STATUSES = (
     "waiting_for_child",
     "waiting_for_input",
     "waiting_for_timer",
+    "waiting_for_queue",
     "completed",
     "failed",
     "cancelled",

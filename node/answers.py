@@ -40,18 +40,20 @@ class Answers:
         held, since = (resident.activation, resident.since) if resident is not None else (None, 0)
         ends_run = of.ends_run and answer.is_final
         spare = None if slot is not None or ends_run else self._frames.take_spare(of.session_id, of.placement)
-        ready, at, ended, leaves = Ready(of.session_id, of.placement, of.root_id), FENCED, False, False
+        ready, at = Ready(of.session_id, of.placement, of.root_id), FENCED
+        ended = leaves = parked = False
 
         def operation(tx: Transaction) -> tuple[model_calls.AnswerResult, Work | None, Work | None]:
-            nonlocal at, ended, leaves
+            nonlocal at, ended, leaves, parked
             result = model_calls.answer(
                 tx, of.session_id, of.run_id, of.round, of.attempt, of.model, answer, incarnation=of.incarnation,
                 ends_run=ends_run, purpose=of.purpose, fetched=of.is_fetched(answer),
             )  # fmt: skip
             row = tx.session(of.session_id)
             at, ended = row.activation, row.wait == "idle" or (result.ended and not result.repeated)
-            if ended and is_isolated(of.placement):
-                activation.park(tx, at)  # the process was for this activation, which ends with its run
+            if ended and (is_isolated(of.placement) or row.wait == "queue"):
+                activation.park(tx, at)  # the process was for this activation, or what comes next may have to wait long
+                parked = True
             # A late answer moves nobody who waits for a later call here: that would be paid again elsewhere.
             leaves = slot is resident and self._node.homes.is_drained and row.wait != "model"
             if leaves:
@@ -81,7 +83,7 @@ class Answers:
             if not self._node.homes.is_drained:  # it was taken back
                 self._frames.look_at(of.session_id)
             return
-        self._end_rest(of.session_id, at, since, ended=ended, goes_on=woken is not None)
+        self._end_rest(of.session_id, at, since, ended=ended, parked=parked, goes_on=woken is not None)
         # By others too, perhaps under another specification; perhaps right behind the frame's activation.
         if woken is not None and (result.ended or not result.won or offer.work is not None):
             self._frames.wake(woken)
@@ -128,7 +130,9 @@ class Answers:
             self._frames.look_at(of.session_id)
         return True
 
-    def _end_rest(self, session_id: str, at: ActivationId, since: int, *, ended: bool, goes_on: bool) -> None:
+    def _end_rest(
+        self, session_id: str, at: ActivationId, since: int, *, ended: bool, parked: bool, goes_on: bool
+    ) -> None:  # fmt: skip
         """A run ended while its frame waited for a model, or came to do so: the session rests there, unless the process
         was for this run only.
 
@@ -136,6 +140,7 @@ class Answers:
             at: the activation when the answer was committed.
             since: when the frame's wait for it had begun, if one waited: one that was fenced waits for nothing else.
             ended: the run ended without a fence.
+            parked: the session has left its frame with that.
             goes_on: the session has another run to begin: its frame does not stand by.
         """
         slot = self._frames.paging.holder(session_id)
@@ -146,6 +151,8 @@ class Answers:
                 self._frames.release(slot)
             elif slot.guarding:  # hooks are at work beside the call: they end when their frame is answered
                 self._frames.resume(slot)
+            elif parked:
+                self._frames.release(slot)
             elif not goes_on:
                 slot.wait = "idle"
                 self._frames.supply.changed.set()

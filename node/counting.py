@@ -8,10 +8,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from understudy.reads import QueueInfo
 from understudy.records import SESSION_STATUSES
 from understudy.store.operations import presence
 from understudy.store.operations.presence import Announced
-from understudy.store.reads import gauges
+from understudy.store.reads import gauges, queues
 from understudy.store.reads.gauges import Counts
 from understudy.waiting import is_set_within
 
@@ -40,6 +41,7 @@ class Counting:
 
     Attributes:
         services: the node services that the store knows of.
+        queues: as they stood when they were counted; none where another service counts them.
         counted: when it last succeeded (monotonic); None before the first time.
         failing_since: when it first failed since then (monotonic).
         scraped: when somebody last looked (monotonic).
@@ -58,6 +60,7 @@ class Counting:
         self._passive_due = 0.0
         self.counts = Counts()
         self.services: list[Announced] = []
+        self.queues: list[QueueInfo] = []
         self.counted: float | None = None
         self.failing_since: float | None = None
         self.scraped = 0.0
@@ -102,6 +105,7 @@ class Counting:
             await self._announce()  # it was given up, and forgotten, while it could not be heard
         before = self._runs_open()
         counts = await node.reading.query(gauges.at_work, home, others)
+        self.queues = await node.reading.query(queues.queues) if others is not None else []
         open_then = (before + self._runs_open()) // 2
         began = time.monotonic()
         if began >= self._passive_due or self._passive_of != (home, others):

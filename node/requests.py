@@ -38,6 +38,7 @@ from understudy.protocol import (
     packed,
     unpacked,
 )  # fmt: skip
+from understudy.queues import NewQueue, QueueSet
 from understudy.reads import NodeLoad, SessionRecord
 from understudy.schedules import Fired, NewSchedule, ScheduleSet
 from understudy.store import budgets
@@ -51,6 +52,7 @@ from understudy.store.operations import (
     loops,
     notes,
     questions,
+    queues,
     requests,
     schedules,
     steering,
@@ -59,6 +61,7 @@ from understudy.store.operations import (
     wakeups,
 )
 from understudy.store.reads import overview, pending, queries, traces, workflows
+from understudy.store.reads import queues as queue_reads
 from understudy.store.reads import schedules as schedule_reads
 from understudy.store.reads import triage as triage_reads
 from understudy.store.transaction import Transaction
@@ -85,6 +88,8 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "triage": triage_reads.triage,
     "triage_entry": triage_reads.triage_entry,
     "loop_memory": triage_reads.loop_memory,
+    "queue": queue_reads.queue,
+    "queues": queue_reads.queues,
     "notes": queries.notes,
     "owner": queries.owner,
     "homes": queries.homes,
@@ -139,13 +144,15 @@ class Requests:
         request_id: str,
         operation: Callable[[Transaction], Result],
         by: str = "",
+        *,
+        alone: bool = False,
     ) -> Result:
         """See `requests.once`; the result is remembered as it is sent."""
         touches = [session_id] if session_id else []
         done = await self._node.journal.submit(
             asked_by(by, lambda tx: requests.once(tx, session_id, request_id, lambda tx: packed(operation(tx)))),
             *touches,
-            alone=not session_id,
+            alone=alone or not session_id,
         )
         found: Result = unpacked(done, kind, "what a request has done")
         return found
@@ -200,7 +207,7 @@ class Requests:
         session's end.
 
         Raises:
-            UnknownSession, RunConflict, SessionClosed: see `beginnings.accept`.
+            UnknownSession, UnknownQueue, RunConflict, SessionClosed: see `beginnings.accept`.
         """
         node = self._node
         placement = await node.specifications.placement(session_id)
@@ -211,7 +218,7 @@ class Requests:
             after = tx.session(session_id).seq
             created = beginnings.accept(
                 tx, session_id, run.run_id, run.content, trace_id=run.trace_id, parent_span_id=run.parent_span_id,
-                sampled=run.sampled, request_id=request_id,
+                sampled=run.sampled, request_id=request_id, place=run.place,
             )  # fmt: skip
             accepted = Accepted(created, after)
             if created:
@@ -404,6 +411,24 @@ class Requests:
     async def reset_loop(self, name: str, request_id: str, by: str = "") -> bool:
         """Forget what a loop knows; True if it knew anything. See `loops.reset`."""
         return await self._once(bool, schedules.request_key(name), request_id, lambda tx: loops.reset(tx, name), by)
+
+    async def set_queue(self, wanted: NewQueue, request_id: str, by: str = "") -> QueueSet:
+        """Set a queue. See `queues.put`."""
+        return await self._of_queue(QueueSet, wanted.name, request_id, lambda tx: queues.put(tx, wanted), by)
+
+    async def pause_queue(self, name: str, paused: bool, request_id: str, by: str = "") -> bool:
+        """Have none of its runs begin, or begin again. See `queues.pause`."""
+        return await self._of_queue(bool, name, request_id, lambda tx: queues.pause(tx, name, paused), by)
+
+    async def remove_queue(self, name: str, request_id: str, by: str = "") -> bool:
+        """Remove a queue; True if there was one. See `queues.remove`."""
+        return await self._of_queue(bool, name, request_id, lambda tx: queues.remove(tx, name), by)
+
+    async def _of_queue(
+        self, kind: type[Result], name: str, request_id: str, operation: Callable[[Transaction], Result], by: str
+    ) -> Result:
+        """Alone, since it locks the queue's row before other operations of a transaction could lock what they need."""
+        return await self._once(kind, queues.request_key(name), request_id, operation, by, alone=True)
 
     async def set_note(self, session_id: str, note: NewNote, request_id: str, by: str = "") -> int:
         """Set a note of a session; its version. See `notes.put`."""

@@ -24,7 +24,7 @@ from .draining import Draining
 from .frames import Frames
 from .paging import Ready, Slot
 
-PASSIVE_WAITS = ("input", "child")
+PASSIVE_WAITS = ("input", "child", "queue")
 """Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
 
 OVER = (Fenced, UnknownSession)

@@ -50,6 +50,10 @@ def _store(projection: Projection) -> dict[str, Callable[[], Values]]:
         arrived = counting.counts.inbox_oldest
         return max(0.0, (now() - arrived) / 1e6) if arrived else 0.0
 
+    def queue_runs() -> Values:
+        states = ("at_work", "waiting", "behind")
+        return {(queue.name, state): getattr(queue, state) for queue in counting.queues for state in states}
+
     def carried() -> Values:
         runs = adoption.carried
         return {} if runs is None else {("accepted",): runs[0], ("finished",): runs[1]}
@@ -66,6 +70,7 @@ def _store(projection: Projection) -> dict[str, Callable[[], Values]]:
         names.TIMERS_PENDING: counted(lambda: {(): counting.counts.timers}),
         names.BUDGET_TOKENS: counted(lambda: {(state,): sum_ for state, sum_ in counting.counts.budget.items()}),
         names.BUDGETS_NEAR_LIMIT: counted(lambda: {(name,): number for name, number in counting.counts.near.items()}),
+        names.QUEUE_RUNS: counted(queue_runs),
         names.RUNS_CARRIED: carried,
         names.STORE_COUNTS_AGE: age,
         names.STORE_OUTAGE: lambda: {(): counting.outage()},

@@ -1,4 +1,4 @@
-"""The timers of a node's sessions, and schedules: fires what is due, in time, whatever died since it was set."""
+"""The timers of a node's sessions, schedules and queues: fires what is due, in time, whatever died since it was set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from understudy.errors import UnderstudyError
 from understudy.identifiers import home_of
 from understudy.store.db.engine import now
-from understudy.store.operations import schedules, timers
+from understudy.store.operations import queues, schedules, timers
+from understudy.store.reads.queues import due_queues
 from understudy.store.reads.schedules import due_schedules
 from understudy.waiting import is_set_within
 
@@ -30,7 +31,9 @@ LATE_SECONDS = 5.0
 """A schedule that is late by more than this is fired by whoever sees it: its own node may be gone."""
 
 Key = tuple[str, str]
-"""A session's id and the name of its timer; `OF_SCHEDULES` and the name of a schedule."""
+"""A session's id and the name of its timer; `OF_SCHEDULES` and the name of a schedule, `OF_QUEUES` and a queue's."""
+
+OF_NAMES = {schedules.OF_SCHEDULES: "schedule", queues.OF_QUEUES: "queue"}
 
 
 class Timers:
@@ -68,15 +71,16 @@ class Timers:
         self.note(((timer.session_id, timer.name), timer.due_at) for timer in found)
 
     async def look_at_schedules(self) -> None:
-        """Note the schedules that are due soon: this service's share, and what is late."""
+        """Note the schedules and the queues that are due soon: this service's share, and what is late."""
         clock = self._now()
         late = clock - int(LATE_SECONDS * 1e6)
-        due = await self._node.reading.query(due_schedules, clock + int(HORIZON_SECONDS * 1e6))
-        mine = ((name, due_at) for name, due_at in due if due_at < late or self._is_mine(name))
-        self.note(((schedules.OF_SCHEDULES, name), due_at) for name, due_at in mine)
+        for kind, look in ((schedules.OF_SCHEDULES, due_schedules), (queues.OF_QUEUES, due_queues)):
+            due = await self._node.reading.query(look, clock + int(HORIZON_SECONDS * 1e6))
+            mine = ((name, due_at) for name, due_at in due if due_at < late or self._is_mine(name))
+            self.note(((kind, name), due_at) for name, due_at in mine)
 
     def _is_mine(self, name: str) -> bool:
-        """Whether this service is the one that looks after a schedule."""
+        """Whether this service is the one that looks after a schedule, or a queue."""
         homes = self._node.homes
         return home_of(name, homes.available or [homes.here]) == homes.here
 
@@ -103,10 +107,13 @@ class Timers:
         try:
             if session_id == schedules.OF_SCHEDULES:
                 await self._node.journal.submit(lambda tx: schedules.fire(tx, name, due_at, homes))
+            elif session_id == queues.OF_QUEUES:
+                await self._node.journal.submit(lambda tx: queues.look(tx, name))
             else:
                 await self._node.journal.submit(lambda tx: timers.fire(tx, session_id, name, due_at), session_id)
         except UnderstudyError as error:
-            what = f"timer {name} of session {session_id}" if session_id else f"schedule {name}"
+            of_session = session_id not in OF_NAMES
+            what = f"timer {name} of session {session_id}" if of_session else f"{OF_NAMES[session_id]} {name}"
             log.warning("%s is put off: %s", what, error)
             await asyncio.sleep(REPEAT_SECONDS)
             self.note([(key, due_at)])

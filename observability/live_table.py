@@ -80,6 +80,14 @@ ROWS = (
         source="store",
         values=("accepted", "finished"),
     ),
+    LiveRow(
+        names.QUEUE_RUNS,
+        "gauge",
+        "Runs of a queue; one service tells of all. `at_work`: they have a slot; `waiting`: for one; `behind`: another "
+        "input of their session.",
+        ("queue", "state"),
+        source="store",
+    ),
     LiveRow(names.STORE_COUNTS_AGE, "gauge", "Time since these numbers were counted in the store.", (), "seconds"),
     LiveRow(names.STORE_OUTAGE, "gauge", "Time since the store works no more; 0 while it does.", (), "seconds"),
     LiveRow(names.SUPERVISOR_SILENCE, "gauge", "Time since the supervisor last called this service.", (), "seconds"),

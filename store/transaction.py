@@ -11,6 +11,7 @@ from understudy.errors import StaleGeneration, UnknownSession
 from understudy.events import Event
 from understudy.messages import Message
 from understudy.ports import DecideEnd
+from understudy.queues import FREE
 from understudy.records import ActivationId, Cancelled, InboxItem, Interrupted, Unwanted
 from understudy.workflows import WORKFLOW
 
@@ -64,10 +65,13 @@ class Transaction:
         woken: sessions whose wait ended here; they are ready for a frame.
         cancelled: which run of each session was asked to end here.
         interrupted: which run of each session was interrupted by a steer here.
-        timers: when each timer that was set here is due, by session and name; schedules too (`OF_SCHEDULES`).
+        timers: when each timer that was set here is due, by session and name; schedules and queues too
+            (`OF_SCHEDULES`, `OF_QUEUES`).
         killed: activations whose run was ended by force here, by the frame whose process must go.
         commands: nodes with commands in the background of which something was written here.
         unwanted: by session, the response that an endpoint makes in background mode for a run that ended here.
+        queues: those of which a run may begin that could not before, since it waits anew, or another one has ended; and
+            whether the queue has to be there. They are looked at when all operations are done (`queues.settle`).
         stopping: sub-agents that their group stops, which are asked to end one after the other.
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
@@ -106,6 +110,7 @@ class Transaction:
         self.killed: dict[str, ActivationId] = {}
         self.commands: dict[str, None] = {}
         self.unwanted: dict[str, Unwanted] = {}
+        self.queues: dict[str, bool] = {}
         self.stopping: list[str] = []
         self.written: dict[str, tuple[int, SessionRow]] = {}
         self.accounts = Accounts(statements, self._cursor, namespace, lock=connection.dialect.name != "sqlite")
@@ -115,17 +120,20 @@ class Transaction:
         self._pending = Pending(statements, self._cursor, namespace)
         self._owner: int | None = None
 
-    def load(self, session_ids: Iterable[str]) -> None:
+    def load(self, session_ids: Iterable[str], *, wait: bool = True) -> None:
         """Lock and read sessions.
 
         Two journals can't deadlock on them: those that are locked first are locked in one order, and whoever has locked
         some waits for no more. If a later one is not to be had, the transaction fails as `StoreBusy`, and the next try
         locks all of them first.
+
+        Args:
+            wait: False where this transaction has other rows locked that whoever has a session may wait for.
         """
         wanted = sorted(set(session_ids) - self._sessions.keys())
         if not wanted:
             return
-        wait = not self._sessions
+        wait = wait and not self._sessions
         self.loads.update(wanted)
         for start in range(0, len(wanted), LOADED_AT_ONCE):
             self._load(wanted[start : start + LOADED_AT_ONCE], wait)
@@ -290,8 +298,9 @@ class Transaction:
         self._pending.update_call(session_id, call_id, {"edited": None, **state, "updated_at": self.now})
 
     def update_run(self, session_id: str, run_id: str, **end: Any) -> None:
-        """Set how a run stands; every field of `RUN_END` must be given."""
-        self._pending.update_run(session_id, run_id, end)
+        """Set how a run stands; every field of `RUN_END` but the slot must be given: it gives that back, unless it says
+        otherwise."""
+        self._pending.update_run(session_id, run_id, {"slot": FREE, **end})
 
     def read(self, statement: Any, session_id: str | None = None) -> Any:
         """Execute a SELECT that must see what this transaction has changed so far.

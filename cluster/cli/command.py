@@ -21,6 +21,7 @@ from understudy.errors import (
     InvalidArchive,
     InvalidInput,
     UnderstudyError,
+    UnknownQueue,
     UnknownRun,
     UnknownSchedule,
     UnknownSession,
@@ -32,7 +33,7 @@ from .output import to_stdout
 
 errors = Console(stderr=True, highlight=False)
 
-FOUND_OUT = (UnknownSession, UnknownRun, UnknownSchedule, UnknownTriageEntry, InvalidArchive)
+FOUND_OUT = (UnknownSession, UnknownRun, UnknownSchedule, UnknownQueue, UnknownTriageEntry, InvalidArchive)
 """Input of the right form that the store, or the file, refused: the command failed, it was not used wrongly."""
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
@@ -43,6 +44,9 @@ Store = Annotated[
     typer.Option("--store", help="sqlite:///PATH or postgresql://…", envvar="UNDERSTUDY_STORE", show_envvar=True),
 ]
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
+Queue = Annotated[str | None, typer.Option("--queue", help="The run waits in this queue until it may begin.")]
+Key = Annotated[str, typer.Option("--key", help="Whose run it is, for the queue's limit per key.")]
+Priority = Annotated[int, typer.Option("--priority", help="In the queue; higher ones begin first.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 
 

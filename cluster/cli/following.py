@@ -71,7 +71,7 @@ SOON_SECONDS = 0.2
 SHOWN_ARGUMENTS = 100
 """Characters of a tool call's arguments that are shown."""
 
-AT_WORK = frozenset({"running", "waiting_for_model", "waiting_for_timer"})
+AT_WORK = frozenset({"running", "waiting_for_model", "waiting_for_timer", "waiting_for_queue"})
 """Statuses of sessions that go on without a person."""
 
 ANSWERED_HERE = (QUESTION, IN_DOUBT)

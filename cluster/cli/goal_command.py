@@ -12,7 +12,7 @@ from understudy.errors import InvalidInput
 from understudy.workflows import GOAL_ROUNDS, MOST_GOAL_ROUNDS
 
 from . import run_command
-from .command import Json, Store, command, connected, print_json
+from .command import Json, Key, Priority, Queue, Store, command, connected, print_json
 from .durations import duration
 from .tools_command import known_tools
 
@@ -63,6 +63,9 @@ def goal(
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
     timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
+    queue: Queue = None,
+    key: Key = "",
+    priority: Priority = 0,
     store: Store = None,
     json: Json = False,
 ) -> int:
@@ -81,6 +84,7 @@ def goal(
     3 it waits for a person's answer, 130 interrupted: the run goes on.
     """
     from ..client.agent_options import AgentOptions
+    from ..client.queue_handle import queue_place
     from .goal_following import GoalFollowing
 
     if run_id is not None and session is None:
@@ -99,6 +103,7 @@ def goal(
     run_command.check(session, run_id, None if follows else content)  # before there is a session
     spec = _in_worktree(spec) if worktree else spec
     judge = _evaluator(spec, evaluator, evaluator_model)
+    waits_in = queue_place(queue, key, priority)
     with connected(store) as cluster:
         if follows:
             handle = cluster.session(session)
@@ -106,7 +111,7 @@ def goal(
         else:
             sent = cluster.goal(
                 condition or "", content or "", agent=spec, evaluator=judge, max_rounds=max_rounds,
-                budget=_budget(budget_tokens), session_id=session, run_id=run_id,
+                budget=_budget(budget_tokens), session_id=session, run_id=run_id, queue=waits_in,
             )  # fmt: skip
             handle = cluster.session(sent.session_id)
         if not wait:

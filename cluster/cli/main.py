@@ -24,6 +24,7 @@ from . import (
     loop_command,
     mcp_command,
     notes_command,
+    queues_command,
     rendering,
     run_command,
     schedules_command,
@@ -39,7 +40,7 @@ from . import (
     workflow_files_command,
     worktrees_command,
 )
-from .command import Commands, Json, SessionId, Store, command, connected, print_json
+from .command import Commands, Json, Key, Priority, Queue, SessionId, Store, command, connected, print_json
 from .durations import duration
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ app.add_typer(schedules_command.app, name="schedules")
 app.add_typer(worktrees_command.app, name="worktrees")
 app.add_typer(triage_command.app, name="triage")
 app.add_typer(state_command.app, name="state")
+app.add_typer(queues_command.app, name="queues")
 app.add_typer(store_commands.app, name="store")
 app.command()(certify_command.certify)
 app.command()(approve_command.approve)
@@ -113,6 +115,9 @@ def send(
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
     timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
+    queue: Queue = None,
+    key: Key = "",
+    priority: Priority = 0,
     store: Store = None,
     json: Json = False,
 ) -> int:
@@ -120,7 +125,7 @@ def send(
     content = sys.stdin.read() if text == "-" else text
     with connected(store) as cluster:
         handle = cluster.session(session)
-        sent = handle.send(content, run_id=run_id)
+        sent = handle.send(content, run_id=run_id, queue=queue, key=key, priority=priority)
         if not wait:
             print_json({"session_id": session, "run_id": sent.run_id}) if json else print(sent.run_id)
             return 0

@@ -30,6 +30,7 @@ STATUS_STYLE = {
     "waiting_for_child": "blue",
     "waiting_for_timer": "yellow",
     "waiting_for_input": "yellow",
+    "waiting_for_queue": "blue",
     "failed": "red",
     "quarantined": "red",
     "cancelled": "yellow",
@@ -37,7 +38,7 @@ STATUS_STYLE = {
 
 
 TIMES = frozenset({"started_at", "due_at"})
-DURATIONS = frozenset({"duration", "queued", "first_chunk", "down", "delay", "unseen"})
+DURATIONS = frozenset({"duration", "queued", "waited", "first_chunk", "down", "delay", "unseen"})
 """Fields of events in microseconds, and what people are shown instead."""
 
 FOR_MACHINES = frozenset({"chunk_times"})

@@ -21,12 +21,13 @@ from understudy.protocol import content_problem
 from understudy.records import FAILED_STATUSES
 from understudy.workflows import WORKFLOW
 
-from .command import TERMINATED, Json, Store, Terminated, command, connected, errors, print_json
+from .command import TERMINATED, Json, Key, Priority, Queue, Store, Terminated, command, connected, errors, print_json
 from .durations import duration
 from .rendering import escape
 from .tools_command import known_tools
 
 if TYPE_CHECKING:
+    from understudy.queues import QueuePlace
     from understudy.spec import AgentSpec
 
     from ..client.client import Cluster
@@ -85,6 +86,9 @@ def run(
     session: Annotated[str | None, typer.Option(help="Continue this session, or create it under this id.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
+    queue: Queue = None,
+    key: Key = "",
+    priority: Priority = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the first request instead of sending it.")] = False,
     store: Store = None,
     json: Json = False,
@@ -104,6 +108,7 @@ def run(
     interrupted: the run goes on.
     """
     from ..client.agent_options import AgentOptions
+    from ..client.queue_handle import queue_place
 
     options = AgentOptions(
         agent, tuple(tool or ()), model, instructions, allow_bash,
@@ -126,7 +131,10 @@ def run(
         print_json(first_request(spec, content or "", model=Settings.from_environment(store=store).model))
         return 0
     with connected(store) as cluster:
-        handle, sent = _begin(cluster, spec, bool(options), session, content, run_id)
+        waits_in = queue_place(queue, key, priority)
+        if waits_in is not None:  # before there is a session
+            cluster.queue(waits_in.queue).info()
+        handle, sent = _begin(cluster, spec, bool(options), session, content, run_id, waits_in)
         return follow(cluster, handle, sent, timeout=timeout, reads=prompt != "-", store=store, json=json)
 
 
@@ -141,8 +149,9 @@ def check(session: str | None, run_id: str | None, content: str | None) -> None:
 
 
 def _begin(
-    cluster: Cluster, spec: AgentSpec, described: bool, session: str | None, content: str | None, run_id: str | None
-) -> tuple[Session, Run]:
+    cluster: Cluster, spec: AgentSpec, described: bool, session: str | None, content: str | None, run_id: str | None,
+    waits_in: QueuePlace | None,
+) -> tuple[Session, Run]:  # fmt: skip
     """Send the input to the session, which is created if there is none.
 
     Args:
@@ -154,7 +163,7 @@ def _begin(
         if content is None:
             return handle, handle.run(str(run_id))
         try:
-            return handle, handle.send(content, run_id=run_id)
+            return handle, handle.send(content, run_id=run_id, queue=waits_in)
         except UnknownSession:
             pass
     seq = _seq(cluster, session)
@@ -165,7 +174,7 @@ def _begin(
             errors.print(f"[yellow]the session goes on as another agent: {escape(changed)}[/yellow]", soft_wrap=True)
     if (spec.model or cluster._settings.model) == OFFLINE_MODEL:
         errors.print(f"[dim]{OFFLINE}[/dim]", soft_wrap=True)
-    return handle, handle.send(content or "", run_id=run_id)
+    return handle, handle.send(content or "", run_id=run_id, queue=waits_in)
 
 
 def _seq(cluster: Cluster, session: str | None) -> int | None:

@@ -15,7 +15,7 @@ from understudy.errors import InvalidInput, NotRunning
 from understudy.identifiers import identifier_problem
 
 from . import run_command
-from .command import Json, SessionId, Store, command, connected, print_json
+from .command import Json, Key, Priority, Queue, SessionId, Store, command, connected, print_json
 from .durations import duration
 from .rendering import clean, escape, print_pending, styled, when
 
@@ -65,6 +65,9 @@ def run(
     run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
     timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
+    queue: Queue = None,
+    key: Key = "",
+    priority: Priority = 0,
     store: Store = None,
     json: Json = False,
 ) -> int:
@@ -78,7 +81,8 @@ def run(
     Exit codes: 0 completed, 1 not completed (or not in time), 2 wrong usage, 3 it waits for a person's answer, 130
     interrupted: the run goes on.
     """
-    from ..client.workflow_target import find_workflow, input_of, is_definition
+    from ..client.queue_handle import queue_place
+    from ..client.workflow_target import arguments_from, find_workflow, input_of
 
     named = {"--session": session, "--run-id": run_id}
     found = [identifier_problem(value, name) for name, value in named.items() if value is not None]
@@ -88,10 +92,12 @@ def run(
         raise InvalidInput("--run-id goes with --session: each session has run ids of its own")
     function = find_workflow(target, Path.cwd(), agents or (), tools or ())
     values = input_of(function, sys.stdin.read() if given == "-" else given, arguments or [])
+    positional, keywords = arguments_from(function, values)
+    waits_in = queue_place(queue, key, priority)
     with connected(store, model=model) as cluster:
-        # A definition's inputs may have any names: those of the method's own parameters as well.
-        positional, keywords = ([values], {}) if is_definition(function) else ([], values)
-        sent = cluster.workflow(function, *positional, session_id=session, run_id=run_id, **keywords)
+        sent = cluster.workflow(
+            function, *positional, session_id=session, run_id=run_id, queue=waits_in, **keywords
+        )  # fmt: skip
         handle = cluster.session(sent.session_id)
         if not wait:
             print_json({"session_id": handle.id, "run_id": sent.run_id}) if json else print(handle.id)

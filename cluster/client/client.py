@@ -22,7 +22,8 @@ from understudy.errors import InvalidConfiguration, InvalidInput
 from understudy.identifiers import check_identifier, check_identity, new_identifier
 from understudy.prices import price_table
 from understudy.protocol import NewSession
-from understudy.reads import DrainInfo, Note, ScheduleInfo, SessionRecord, TriageEntry
+from understudy.queues import QueuePlace, QueueSet, Rate
+from understudy.reads import DrainInfo, Note, QueueInfo, ScheduleInfo, SessionRecord, TriageEntry
 from understudy.schedules import LATEST, SKIP, NewSchedule, ScheduleSet
 from understudy.spec import AgentSpec, Budget
 from understudy.workflow_definition.steps import Definition
@@ -36,6 +37,8 @@ from .goals import goal_of
 from .handoff_targets import output_type_of
 from .method import client_method, constructor
 from .packages import refuse_temporary
+from .queue_handle import Queue, queue_place
+from .queue_handle import wanted as queue_wanted
 from .results import ServiceInfo, SessionInfo
 from .run_handle import Run
 from .schedule_handle import Schedule, require_one_target, timing, wanted
@@ -147,7 +150,8 @@ class Cluster:
     @client_method
     def workflow(
         self, workflow: Callable[..., Any] | Definition | str | PathLike[str], /, *arguments: Any,
-        session_id: str | None = None, run_id: str | None = None, **keywords: Any,
+        session_id: str | None = None, run_id: str | None = None, queue: str | QueuePlace | None = None,
+        **keywords: Any,
     ) -> Coroutine[Any, Any, Run]:  # fmt: skip
         """Run a workflow: a function that is marked with `@workflow`, a definition, or the path of its file
         (`docs/workflow-files.md`); returns when that is durable.
@@ -158,24 +162,28 @@ class Cluster:
         Args:
             arguments, keywords: the function's, behind its context. A definition's inputs by name, or as one dict;
                 beside them `agents` (`AgentSpec`) and `tools` (as in an `AgentSpec`): those that its steps name.
+            queue: the run waits there until it may begin; a `QueuePlace` has a key and a priority as well.
 
         Raises:
+            UnknownQueue: there is no such queue.
             InvalidInput: it is no workflow, or does not take these.
             InvalidSpec: it, or an agent or tool that it uses, can't be used; of a definition with every problem in
                 `details["problems"]`.
             SessionConflict: the id exists with another specification, or is an agent's.
             RunConflict: the `run_id` was used with another input.
         """
-        function = workflow_function(workflow, arguments, keywords, {"session_id": session_id, "run_id": run_id})
+        function = workflow_function(
+            workflow, arguments, keywords, {"session_id": session_id, "run_id": run_id, "queue": queue}
+        )
         definition = definition_required(function)
         given = arguments_of(function, arguments, keywords)
-        return self._begun(definition, given, result_type(function), session_id, run_id)
+        return self._begun(definition, given, result_type(function), session_id, run_id, queue)
 
     @client_method
     def goal(
         self, condition: str, task: str, *, agent: AgentSpec, evaluator: AgentSpec | None = None,
         max_rounds: int = GOAL_ROUNDS, budget: Budget | tuple[Budget, ...] | None = None, session_id: str | None = None,
-        run_id: str | None = None,
+        run_id: str | None = None, queue: str | QueuePlace | None = None,
     ) -> Coroutine[Any, Any, Run]:  # fmt: skip
         """Have an agent work on a task until a condition holds (`docs/goals.md`); returns when that is durable.
 
@@ -188,28 +196,32 @@ class Cluster:
             evaluator: a new session in each round. None: one that has the agent's model, and reads in its workspace.
             max_rounds: at most 1,000.
             budget: of all that is done for the goal.
+            queue: see `workflow`.
 
         Raises:
             InvalidInput: a text is empty, or there are too many rounds.
             InvalidSpec: an agent can't be used.
-            SessionConflict, RunConflict: see `workflow`.
+            SessionConflict, RunConflict, UnknownQueue: see `workflow`.
         """
         wanted = goal_of(condition, task, agent, evaluator, max_rounds, budget)
-        return self._begun(wanted.workflow, wanted.input, output_type_of(agent), session_id, run_id)
+        return self._begun(wanted.workflow, wanted.input, output_type_of(agent), session_id, run_id, queue)
 
     def _begun(
         self, definition: WorkflowDefinition, given: dict[str, Any], output_type: Any, session_id: str | None,
-        run_id: str | None,
+        run_id: str | None, queue: str | QueuePlace | None,
     ) -> Coroutine[Any, Any, Run]:  # fmt: skip
         """A workflow's session, with its run."""
         identifier = check_identifier(session_id, "session_id") if session_id is not None else new_identifier()
         compiled, metadata = self._compiled_workflow(definition)
         content = rendered(given).text
         created = self._create(compiled, identifier, metadata, output_type)
+        waits_in = queue_place(queue)
 
         async def started() -> Run:
+            if waits_in is not None:  # else there would be a session without a run
+                await Queue(self._connection, waits_in.queue).info.aio()
             session = await created()
-            return await session.send.aio(content, run_id=run_id)
+            return await session.send.aio(content, run_id=run_id, queue=waits_in)
 
         return started()
 
@@ -331,6 +343,36 @@ class Cluster:
     def triage_item(self, entry_id: str) -> TriageItem:
         """An entry of it by its id; whether it exists shows when it is used."""
         return TriageItem(self._connection, check_identifier(entry_id, "entry_id"))
+
+    @client_method
+    def queue(
+        self, name: str, *, concurrency: int | None = None, per_key: int | None = None, rate: Rate | None = None
+    ) -> Coroutine[Any, Any, Queue]:
+        """Have a queue with these limits (docs/queues.md); without any, the queue that has this name.
+
+        The same limits again change nothing, other ones hold from now on: runs that are at work go on.
+
+        Args:
+            concurrency: so many of its runs are at work at once; None or 0 for any number.
+            per_key: so many of those that have the same key.
+            rate: so many begin within a time: `Rate(10, seconds=60)`.
+
+        Raises:
+            InvalidInput: these are no limits, or there are as many queues as there may be.
+        """
+        queue, new = Queue(self._connection, name), queue_wanted(name, concurrency, per_key, rate)
+
+        async def set_queue() -> Queue:
+            if new is not None:
+                await self._connection.ask_once(QueueSet, "set_queue", new)
+            return queue
+
+        return set_queue()
+
+    @client_method
+    async def queues(self) -> list[QueueInfo]:
+        """All queues, by their names."""
+        return await self._connection.read(list[QueueInfo], "queues")
 
     def session(self, session_id: str) -> Session:
         """A session by its id; whether it exists shows when it is used."""

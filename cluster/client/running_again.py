@@ -7,6 +7,7 @@ import re
 from understudy.errors import SessionClosed, UnknownRun
 from understudy.identifiers import digest, identifier_problem
 from understudy.protocol import Input
+from understudy.queues import QueuePlace
 from understudy.reads import RunRecord, RunSummary
 from understudy.records import FAILED_STATUSES
 
@@ -61,7 +62,8 @@ async def run_again(
     begun = False
     for name in reversed(ended):
         record = await source.read(RunRecord, "run", session_id, name)
-        run = Input(again_id(name), record.content)
+        place = QueuePlace(record.queue, record.queue_key, -record.queue_rank) if record.queue else None
+        run = Input(again_id(name), record.content, place=place)
         try:
             accepted = await source.act("send", session_id, run, by=by)
         except SessionClosed:

@@ -30,6 +30,7 @@ from understudy.protocol import (
     Steered,
     content_problem,
 )
+from understudy.queues import QueuePlace
 from understudy.reads import (
     BudgetUse,
     Note,
@@ -47,6 +48,7 @@ from .client_connection import ClientConnection
 from .cluster_source import ClusterSource
 from .method import client_method
 from .people import Calls, Remember, arguments_text, decide, located, pending
+from .queue_handle import queue_place
 from .results import SessionInfo
 from .run_handle import Run
 from .running_again import run_again
@@ -66,7 +68,10 @@ class Session:
         self._output_type = output_type
 
     @client_method
-    async def send(self, content: Given, *, run_id: str | None = None, traceparent: str | None = None) -> Run:
+    async def send(
+        self, content: Given, *, run_id: str | None = None, traceparent: str | None = None,
+        queue: str | QueuePlace | None = None, key: str = "", priority: int = 0,
+    ) -> Run:  # fmt: skip
         """Queue an input; returns when it is durably accepted. A `run_id` sent again with the same input is one run.
 
         Args:
@@ -75,16 +80,22 @@ class Session:
             traceparent: of the caller's span, as W3C Trace Context writes it: the run becomes a part of its trace. By
                 default the span that is current in this thread or task, if the program uses OpenTelemetry and there is
                 one; an empty text for none, and a trace of the run's own. `tracestate` is not carried on.
+            queue: the run waits there until it may begin (docs/queues.md).
+            key: whose run it is, for the queue's limit per key; empty: it counts for no key.
+            priority: of the runs that wait, those with a higher one begin first; -1000 to 1000.
 
         Raises:
-            InvalidInput: there is no content, or too much attached to it, or this is no `traceparent`.
+            InvalidInput: there is no content, or too much attached to it, or this is no `traceparent` or no place in a
+                queue.
+            UnknownQueue: there is no such queue.
             UnknownSession, SessionClosed: there is nobody to send to.
             RunConflict: the `run_id` was used for another input.
         """
         content = self._content(content)
         run_id = check_identifier(run_id, "run_id") if run_id is not None else new_identifier()
         caller = current_span() if traceparent is None else read_traceparent(traceparent) if traceparent else None
-        run = Input(run_id, content, *(caller or ()))
+        trace_id, parent_span_id, sampled = caller or ("", "", None)
+        run = Input(run_id, content, trace_id, parent_span_id, sampled, queue_place(queue, key, priority))
         accepted = await self._connection.change(Accepted, "send", self.id, run)
         after = accepted.after if accepted.created else None
         return Run(self._connection, self.id, run_id, after, self._output_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,10 +62,20 @@ def find_workflow(
     return found  # type: ignore[no-any-return]
 
 
-def is_definition(function: Callable[..., Any]) -> bool:
-    """Whether a workflow's function does a definition."""
+def arguments_from(function: Callable[..., Any], values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `Cluster.workflow` from those of `input_of`: by position as far as they can be, since a parameter
+    may have the name of one of the method's own.
+
+    Raises:
+        InvalidInput: one that has such a name can't be given by position.
+    """
     known = definition_of(function)
-    return known is not None and known.definition is not None
+    if known is not None and known.definition is not None:
+        return (values,), {}
+    bound = inspect.signature(function).bind(None, **values)
+    if both := sorted(bound.kwargs.keys() & {"session_id", "run_id", "queue"}):
+        raise InvalidInput(f"{', '.join(both)} can't be given on the command line: give what comes before as well")
+    return bound.args[1:], bound.kwargs
 
 
 def _defined(path: Path, directory: Path, agents: Sequence[Path], tools: Sequence[str]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from understudy.actors.results import rendered
 from understudy.actors.tools import TOOL_GROUPS, ToolDefinition
 from understudy.actors.workflow import WorkflowDefinition, arguments_of, definition_of
 from understudy.actors.workflow_interpreter import as_workflow, loaded
-from understudy.actors.workflow_record import read_input
+from understudy.actors.workflow_record import parameter_types, read_input
 from understudy.config import OFFLINE_MODEL
 from understudy.errors import InvalidInput, InvalidSpec, ModelProfileMissing, UnderstudyError
 from understudy.spec import AgentSpec
@@ -55,17 +55,23 @@ def workflow_function(
         InvalidInput: a file can't be read, or an input has such a name, so nobody knows what was meant.
         InvalidSpec: its definition can't be used, with every problem in `details["problems"]`.
     """
-    if not isinstance(item, Definition | str | PathLike):
-        return item
     given = {name for name, value in {**options, **keywords}.items() if value is not None}
+    if not isinstance(item, Definition | str | PathLike):
+        if definition_of(item) is not None:
+            by_name = list(parameter_types(item))[len(arguments) :]
+            _refuse_both(given & options.keys(), by_name, "its arguments by position")
+        return item
     agents, tools = keywords.pop("agents", ()), keywords.pop("tools", ())
     definition = item if isinstance(item, Definition) else of_file(Path(item), agents, tools)
-    both = sorted(given & {"agents", "tools", *options} & definition.inputs.keys())
-    if both and not arguments:
-        raise InvalidInput(
-            f"{', '.join(both)} is an input of workflow {definition.name!r} as well: give its inputs as one dict"
-        )
+    if not arguments:
+        _refuse_both(given & {"agents", "tools", *options}, definition.inputs, "its inputs as one dict")
     return as_workflow(definition, agents, tools)
+
+
+def _refuse_both(options: Set[str], parameters: Collection[str], instead: str) -> None:
+    """Refuse names that may mean the method's own parameter, and the workflow's."""
+    if both := sorted(options & set(parameters)):
+        raise InvalidInput(f"{', '.join(both)} is a parameter of this workflow as well: give {instead}")
 
 
 def scheduled_workflow(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import conventions as names
 from .fleet_health import health, recovery, work
-from .fleet_load import models, nodes, store, tools
+from .fleet_load import models, nodes, queues, store, tools
 from .indicators import CLUSTER, FLEET, MODEL_LABEL
 from .model import METRICS, Annotation, Dashboard, Variable
 from .promql import Scope
@@ -32,6 +32,6 @@ def fleet() -> Dashboard:
         title="Understudy: fleet",
         description="Is it healthy, what is it doing, how does it recover, what does it cost.",
         variables=_variables(),
-        rows=(health(), work(), recovery(), models(), tools(), store(), nodes()),
+        rows=(health(), work(), recovery(), models(), tools(), queues(), store(), nodes()),
         annotations=(Annotation("Crashes", crashes, "crash: {{cause}}"),),
     )

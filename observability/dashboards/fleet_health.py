@@ -14,6 +14,7 @@ STATUS_COLOURS = {
     "waiting_for_model": BLUE,
     "waiting_for_child": PURPLE,
     "waiting_for_input": YELLOW,
+    "waiting_for_queue": ORANGE,
     "quarantined": RED,
     "idle": GREY,
 }

@@ -197,6 +197,38 @@ def tools() -> Row:
     )
 
 
+def queues() -> Row:
+    """What waits for a slot."""
+    return Row(
+        "Queues",
+        (
+            lines(
+                "Runs of queues",
+                "Those that have a slot, and those that wait for one, by queue: `understudy queues list`.",
+                Query(
+                    FLEET.total(names.QUEUE_RUNS, 'state!="behind"', by="queue, state", function="max"),
+                    "{{queue}} {{state}}",
+                ),
+                width=8,
+            ),
+            lines(
+                "Time to a slot",
+                "95 in 100 runs of a queue had waited no longer when they got their slot.",
+                *quantiles(names.QUEUE_WAITED, by="queue", shares=(0.95,)),
+                unit="s",
+                width=8,
+            ),
+            lines(
+                "Runs that begin",
+                "Slots given per second, by queue.",
+                Query(FLEET.rate(names.QUEUE_WAITED, suffix="_count", by="queue"), "{{queue}}"),
+                unit="ops",
+                width=8,
+            ),
+        ),
+    )
+
+
 def store() -> Row:
     """Commits, and what leaves for other systems."""
     return Row(

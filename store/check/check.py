@@ -25,6 +25,7 @@ from .check_commands import COMMAND_RULES
 from .check_log import LOG_RULES as ENTRY_RULES
 from .check_log import Entry
 from .check_notes import NOTE_RULES
+from .check_queues import QUEUE_RULES
 from .check_records import RECORD_LOG_RULES, RECORD_ROW_RULES
 from .check_rows import ROW_RULES
 from .check_schedules import SCHEDULE_RULES
@@ -45,7 +46,7 @@ EVENTS_READ = (
 
 SQL_RULES = {
     **ROW_RULES, **TREE_RULES, **BUDGET_RULES, **NOTE_RULES, **RECORD_ROW_RULES, **COMMAND_RULES, **SCHEDULE_RULES,
-    **TRIAGE_RULES,
+    **TRIAGE_RULES, **QUEUE_RULES,
 }  # fmt: skip
 LOG_RULES = {**ENTRY_RULES, **RECORD_LOG_RULES}
 

@@ -395,7 +395,7 @@ def status(scope: Scope) -> Iterator[Wrong]:
     )
     waiting = {
         "model": columns.run_id.is_not(None), "child": columns.children_open > 0, "timer": true(),
-        "input": and_(columns.run_id.is_not(None), asked),
+        "input": and_(columns.run_id.is_not(None), asked), "queue": columns.run_id.is_(None),
     }  # fmt: skip
     for_answers = and_(columns.active == 1, columns.wait == "input", columns.run_id.is_not(None))
     right = or_(

@@ -105,6 +105,8 @@ class SessionRow(ActiveSession):
     ended_at: int = 0
     ended_as: str = ""
     record_seq: int = 0
+    queue: str = ""
+    queued: int = 0
 
     @property
     def span_before(self) -> str:

@@ -68,6 +68,7 @@ COMMAND = table_of(tables.Command)
 SCHEDULE = table_of(tables.Schedule)
 TRIAGE = table_of(tables.Triage)
 LOOP_MEMORY = table_of(tables.LoopMemory)
+QUEUE = table_of(tables.Queue)
 
 # What never changes after a session's creation, or by retention alone, and so is not written back.
 FIXED = {
@@ -112,7 +113,7 @@ SELDOM = (
     "closed", "error", "frame_id", "actor_pid", "node_id", "cancel_reason", "wait_error", "deaths", "stuck",
     "progress_at_death", "restarts", "aborted", "tokens_redone", "cost_used", "cancel_as", "held", "group_state",
     "task_open", "replaced_by", "abandoned", "moved", "redone", "next_spec", "last_span",
-    "merged", "sampled", "record_seq",
+    "merged", "sampled", "record_seq", "queue", "queued",
 )  # fmt: skip
 OFTEN = [name for name in MUTABLE if name not in SELDOM]
 
@@ -157,7 +158,7 @@ UPDATE_CALL = (
         }
     )
 )
-RUN_END = ("status", "text", "output", "error", "rounds", "usage", "started_at", "finished_at")
+RUN_END = ("status", "text", "output", "error", "rounds", "usage", "started_at", "finished_at", "slot")
 UPDATE_RUN = (
     update(RUN)
     .where(

@@ -75,6 +75,10 @@ class Service(NamespaceTable, table=True):
     started_at: int = number_column()
 
 
+IN_BACKGROUND = text("background = 1")
+"""Of the rows in the index of sub-agents that work in the background."""
+
+
 class Session(NamespaceTable, table=True):
     """One session. The columns from `run_id` to `run_started_at` describe the current run, so that a round needs no
     other row.
@@ -117,6 +121,8 @@ class Session(NamespaceTable, table=True):
         record_seq: messages up to this `seq` are not needed to go on: of a workflow, whose record says what they said.
         ended_at, ended_as: when its last run ended, and with what status; 0 and empty before. Indexed, unlike
             `updated_at`, which changes with every commit.
+        queue: in which its current run has a slot, or, without one, the run that its first input begins; empty: none.
+        queued: inputs in its inbox that have a queue and no slot there.
     """
 
     __tablename__ = "session"
@@ -128,7 +134,11 @@ class Session(NamespaceTable, table=True):
         Index("session_task", "namespace", "parent_id", "task_open"),
         Index("session_agent", "namespace", "agent", "created_at"),
         Index("session_ended", "namespace", "ended_at"),
-    )
+        Index(
+            "session_background", "namespace", "parent_id", "created_at", sqlite_where=IN_BACKGROUND,
+            postgresql_where=IN_BACKGROUND,
+        ),
+    )  # fmt: skip
     session_id: str = key_column()
     parent_id: str | None = text_column()
     root_id: str = text_column("")
@@ -212,6 +222,11 @@ class Session(NamespaceTable, table=True):
     ended_at: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
     ended_as: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
     record_seq: int = number_column()
+    queue: str = text_column("")
+    queued: int = number_column()
+
+
+IN_QUEUE = text("slot > 0")
 
 
 class Run(NamespaceTable, table=True):
@@ -222,9 +237,19 @@ class Run(NamespaceTable, table=True):
         request_id: of the client's request that brought it, which may arrive again after the session is removed.
         merged_into: the run that its input is a part of; empty for none.
         sampled: 1 if the caller whose trace it is in records that, 0 if not; None for a trace of the run's own.
+        queue: where it has to wait for a slot; empty: nowhere.
+        queue_key, queue_rank: whose run it is there, and its priority, negative: the lowest one is first.
+        slot: how it stands there (`understudy.queues.FREE`). Of a run without a queue this never changes, so that
+            PostgreSQL updates it in place.
     """
 
     __tablename__ = "run"
+    __table_args__ = (
+        Index(
+            "run_queued", "namespace", "queue", "slot", "queue_rank", "accepted_at", sqlite_where=IN_QUEUE,
+            postgresql_where=IN_QUEUE,
+        ),
+    )  # fmt: skip
     session_id: str = key_column()
     run_id: str = key_column()
     digest: str = text_column("")
@@ -245,6 +270,10 @@ class Run(NamespaceTable, table=True):
     request_id: str = text_column("")
     merged_into: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": ""})
     sampled: int | None = number_column(None)
+    queue: str = text_column("")
+    queue_key: str = text_column("")
+    queue_rank: int = number_column()
+    slot: int = number_column()
 
 
 class Message(NamespaceTable, table=True):
@@ -543,6 +572,32 @@ class LoopMemory(NamespaceTable, table=True):
     pending: list[str] | None = json_column()
     recent: list[dict[str, Any]] | None = json_column()
     updated_at: int = number_column()
+
+
+class Queue(NamespaceTable, table=True):
+    """A queue: how many of its runs are at work, and begin. Which those are say the rows of the runs.
+
+    Attributes:
+        concurrency, per_key: of all its runs, and of those of one key; 0 for any number.
+        rate, period: so many begin within so many microseconds; 0 for any number.
+        paused: 1 while none begins.
+        begins: when those began that the rate counts.
+        due_at: when it is looked at again for runs that may begin by then; 0 for never.
+        set_by: who has set it.
+    """
+
+    __tablename__ = "queue"
+    name: str = key_column()
+    concurrency: int = number_column()
+    per_key: int = number_column()
+    rate: int = number_column()
+    period: int = number_column()
+    paused: int = number_column()
+    begins: list[Any] | None = json_column()
+    due_at: int = number_column()
+    created_at: int = number_column()
+    updated_at: int = number_column()
+    set_by: str = text_column("")
 
 
 class CodeBlob(NamespaceTable, table=True):

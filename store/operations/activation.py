@@ -192,7 +192,7 @@ def crash(
     tx.require_generation()
     if row is None or row.activation != activation:
         return None
-    if not row.active:
+    if not row.active or row.wait == "queue":  # it only rested there
         park(tx, activation)
         return None
     if row.frame_id is None:  # told before, by a commit whose outcome was not known; or it had parked

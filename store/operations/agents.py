@@ -18,6 +18,7 @@ from understudy.wakeups import spoken
 
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
+from ..db.tables import IN_BACKGROUND
 from ..transaction import Transaction
 from .background import source_of
 from .beginnings import TASK, TASK_AT_WORK, accept, timer
@@ -55,7 +56,7 @@ def jobs(tx: Transaction, row: SessionRow) -> list[Job]:
     columns = ("session_id", "agent", "status", "active", "closed", "run_id", "cancel_reason", "created_at")
     statement = (
         select(*(SESSION.c[name] for name in columns))
-        .where(SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == row.session_id, SESSION.c.background == 1)
+        .where(SESSION.c.namespace == tx.namespace, SESSION.c.parent_id == row.session_id, IN_BACKGROUND)
         .order_by(SESSION.c.created_at, SESSION.c.start_order)
     )  # in the order of an index: one that has the status would find all sessions of the store that are at work
     children = sorted(reversed(tx.read(statement).all()), key=lambda child: not child.active)[: MOST_SHOWN + 1]

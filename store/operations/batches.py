@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.prices import Price
+from understudy.queues import BEGUN, FREE
 from understudy.records import Ack, Batch, CallState, Finish
 from understudy.workflows import APPROVED, DIVERGED, WORKFLOW, begins_record
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
-from . import answering, charging, follow_ups, handoffs, model_calls, questions, steering, steps, waiting
+from . import answering, charging, follow_ups, handoffs, model_calls, questions, queues, steering, steps, waiting
 from .beginnings import spawn
 from .endings import DEADLINE_TIMER, finish_run
 from .holding import require_current, require_held
@@ -68,7 +69,7 @@ def commit(
         if not _start_run(tx, row, batch.start_run, batch.merge_runs):
             # The input was cancelled while a frame took it up: the batch is void, and the frame looks again. Until it
             # has, the session is at work: its frame's death must be noticed, and an input must not wake it twice.
-            if row.wait == "idle" and not row.closed:
+            if row.wait in ("idle", "queue") and not row.closed:
                 row.wait, row.active, row.status = None, 1, "running"
             if any(item.kind == "input" and item.key == batch.start_run for item in tx.inbox(row)):
                 row.redone = 1  # hooks saw it begin, with inputs that are not all there any more
@@ -142,6 +143,9 @@ def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
 def _set_wait(
     tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None, *, asks_anew: bool
 ) -> None:  # fmt: skip
+    if batch.wait == "idle" and row.run_id is None and queues.held_back(tx, row) is not None:
+        queues.begin_next(tx, row)
+        return
     if batch.wait == "idle" and row.run_id is None and row.inbox_count == 0:
         row.wait, row.active, row.redone = "idle", 0, 0
         row.status = row.status if row.closed else "idle"  # a closed one goes on saying how it ended
@@ -204,7 +208,7 @@ def _ack(tx: Transaction, row: SessionRow, first_seq: int, *, replayed: bool = F
 
 
 def _start_run(tx: Transaction, row: SessionRow, run_id: str, merged: tuple[str, ...]) -> bool:
-    inputs = {item.key: item for item in tx.inbox(row) if item.kind == "input"}
+    inputs = {item.key: item for item in steps.inbox(tx, row) if item.kind == "input"}
     if not inputs.keys() >= {run_id, *merged}:
         return False
     item = inputs[run_id]
@@ -217,7 +221,10 @@ def _start_run(tx: Transaction, row: SessionRow, run_id: str, merged: tuple[str,
     row.children_open = row.calls_open = row.aborted = 0
     tx.take_inbox(row, [item.id])
     end = dict.fromkeys(("text", "output", "error", "usage"))
-    tx.update_run(row.session_id, run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0)
+    slot = BEGUN if row.queue else FREE
+    tx.update_run(
+        row.session_id, run_id, **end, status="running", rounds=0, started_at=tx.now, finished_at=0, slot=slot
+    )  # fmt: skip
     seq = tx.append(row, events.RunStarted(queued=tx.now - payload["accepted_at"]))
     if row.kind == WORKFLOW:
         row.record_seq = seq

@@ -12,6 +12,7 @@ from understudy.errors import RunConflict, SessionClosed, SessionConflict
 from understudy.handoffs import present
 from understudy.identifiers import child_identifier, digest, tool_span_identifier, trace_identifier
 from understudy.messages import Message, encodable
+from understudy.queues import QueuePlace
 from understudy.records import LEASE_SECONDS, Spawn
 from understudy.workflows import AGENT
 
@@ -19,7 +20,7 @@ from ..db.prepared import Row
 from ..db.session_row import SessionRow
 from ..db.statements import REQUEST, RUN, SESSION, TIMER, TOOL_CALL
 from ..transaction import Transaction
-from . import charging, copies, upgrades
+from . import charging, copies, queues, upgrades
 
 TASK = "task"
 """Run id of a child's one task, given by its parent."""
@@ -148,6 +149,7 @@ def create_session(
 def accept(
     tx: Transaction, session_id: str, run_id: str, content: Any, *, trace_id: str = "", parent_span_id: str = "",
     sampled: bool | None = None, source: str = "client", request_id: str = "", child_id: str = "", command: str = "",
+    place: QueuePlace | None = None,
 ) -> bool:  # fmt: skip
     """Accept an input as a run; True when it is new, False when the same one was accepted before.
 
@@ -155,9 +157,11 @@ def accept(
         sampled: whether the caller whose trace it is records that; None for a trace of the run's own.
         request_id: of the client's request: also False if that was accepted by a session that had the id before.
         child_id, command: the sub-agent, or the command, whose end it tells.
+        place: the queue in which the run waits.
 
     Raises:
         UnknownSession: there is no such session.
+        UnknownQueue: or no such queue.
         RunConflict: the run exists with another input.
         SessionClosed: the session takes no more input, or is linked to one that does not.
     """
@@ -172,12 +176,13 @@ def accept(
             raise RunConflict(f"run {run_id!r} exists with another input", session_id=session_id)
         return False
     require_open(tx, row)
+    in_queue = queues.enter(tx, row, place)
     trace_id = trace_id or trace_identifier(session_id, run_id)
     tx.insert(
         RUN,
         {"session_id": session_id, "run_id": run_id, "digest": fingerprint, "content": content, "source": source,
          "status": "queued", "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now,
-         "request_id": request_id, "sampled": None if sampled is None else int(sampled)},
+         "request_id": request_id, "sampled": None if sampled is None else int(sampled), **in_queue},
     )  # fmt: skip
     by = tx.by if source == "client" else ""  # a request may have ended what an agent, a timer or a command waits for
     event = events.RunAccepted(
@@ -187,8 +192,11 @@ def accept(
     payload = {"content": content, "trace_id": trace_id, "parent_span_id": parent_span_id, "accepted_at": tx.now}
     payload |= {} if sampled is None else {"sampled": sampled}
     payload |= {"child_id": child_id} if child_id else {"command": command} if command else {}
+    payload |= {"queue": place.queue} if place is not None else {}
     tx.put_inbox(row, "input", run_id, payload)
-    if row.wait == "idle":
+    if row.wait == "idle" and place is not None:
+        queues.wait(tx, row)
+    elif row.wait == "idle":
         tx.wake(row)
     return True
 

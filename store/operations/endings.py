@@ -16,7 +16,7 @@ from understudy.workflows import WORKFLOW
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
-from . import background, commands, follow_ups, groups, loops, steering, wakeups
+from . import background, commands, follow_ups, groups, loops, queues, steering, wakeups
 from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, timer, told
 from .charging import deadline, settle
 from .partial import last_text, of_worktree, settle_calls, tools_used
@@ -73,6 +73,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     )  # fmt: skip
     loops.run_ended(tx, row, run_id, status, error, finish.text)
     merged = follow_ups.end(tx, row, status, finish, error) if row.merged else []
+    queues.give_back(tx, row)
     row.last_span = run_link(row.trace_id, row.session_id, run_id)
     if row.cancel_reason is not None:
         tx.drop_timer(row, SHUTDOWN_TIMER)
@@ -108,7 +109,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     elif run_id == TASK and row.task_open == TASK_LINKED and groups.parent_of(tx, row).closed:
         close(tx, row.session_id, PARENT_ENDED)
     elif row.inbox_count > 0:
-        tx.wake(row)
+        queues.begin_next(tx, row)
 
 
 def _drop_news(tx: Transaction, row: SessionRow) -> None:
@@ -376,6 +377,7 @@ def _end_queued_run(
     error = {"code": status, "message": reason, "session_id": row.session_id}
     tx.changed(row)
     tx.take_inbox(row, [item.id])
+    queues.leave(tx, row, item)
     tx.update_run(
         row.session_id, item.key, status=status, text="", output=None, error=error, rounds=0, usage=None,
         started_at=0, finished_at=tx.now,
@@ -392,10 +394,12 @@ def _end_queued_run(
     if row.run_id is None and all(other.kind != "input" for other in tx.inbox(row)):
         _drop_news(tx, row)  # signals to a workflow whose run was to begin
     # One that is in a frame has begun with what is cancelled here, and rests when it finds that out (`commit`).
-    at_rest = row.frame_id is None and row.status in ("running", "waiting_for_timer")
+    at_rest = row.wait == "queue" or (row.frame_id is None and row.status in ("running", "waiting_for_timer"))
     if row.run_id is None and row.inbox_count == 0 and at_rest:
         row.status = "idle"
         _rest(row)
+    elif row.wait == "queue" and not row.closed:
+        queues.begin_next(tx, row)
     if row.task_open == TASK_AT_WORK and item.key == TASK:
         _end_task(tx, row, status)
         if row.closed:

@@ -16,6 +16,7 @@ from ..db.prepared import Row
 from ..db.session_row import SessionRow
 from ..db.statements import TOOL_CALL
 from ..transaction import Transaction
+from . import queues
 from .waiting import CALL_TIMER, hand_in
 
 LONGEST_PAYLOAD = 1_000_000
@@ -38,8 +39,9 @@ def begin(tx: Transaction, row: SessionRow, wanted: tuple[CallState, ...]) -> No
 
 
 def inbox(tx: Transaction, row: SessionRow) -> tuple[InboxItem, ...]:
-    """What of its inbox a session's process is told: not the signals that wait, of which the store makes answers."""
-    found = tx.inbox(row)
+    """What of its inbox a session's process is told: not the signals that wait, of which the store makes answers, and
+    not what waits in a queue."""
+    found = queues.shown(row, tx.inbox(row))
     return tuple(item for item in found if item.kind != SIGNAL) if row.kind == WORKFLOW else found
 
 

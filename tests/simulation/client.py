@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -17,6 +18,7 @@ from understudy.config import Settings
 from understudy.errors import (
     AnswerConflict,
     ClusterUnreachable,
+    Conflict,
     InvalidInput,
     NotAsked,
     NotRunning,
@@ -25,6 +27,7 @@ from understudy.errors import (
     SessionConflict,
     StoreUnreachable,
     UnderstudyError,
+    UnknownQueue,
     UnknownRun,
     UnknownSchedule,
     UnknownSession,
@@ -253,9 +256,14 @@ class Client:
 
     async def _send(self, action: Action) -> None:
         self.sent[action.what["run_id"]] = action.what["content"]
+        run = {**action.what, **caller_of(self.session_id, action.what["run_id"])}
         try:
-            run = {**action.what, **caller_of(self.session_id, action.what["run_id"])}
-            await self.request("send", self.session_id, run, new_identifier(), session_id=self.session_id)
+            while True:
+                try:
+                    await self.request("send", self.session_id, run, new_identifier(), session_id=self.session_id)
+                    break
+                except UnknownQueue:  # it was removed, and will be set again
+                    await asyncio.sleep(0.2)
         except SessionClosed:
             self.refused.append(action.what["run_id"])
         else:
@@ -440,6 +448,29 @@ class Client:
         mine = [one for one in await self.request("read", "triage", [], {}) if one["schedule"] == name]
         if mine:
             await self._change_schedule(method, mine[0]["id"])
+
+    async def _set_queue(self, action: Action) -> None:
+        await self.request("set_queue", action.what, new_identifier())
+
+    async def _pause_queue(self, action: Action) -> None:
+        """It is resumed after a while, whatever this client waits for by then."""
+        await self._let_begin(action.what["name"], 0.0, paused=True)
+        self.process.spawn(self._let_begin(action.what["name"], action.what["seconds"], paused=False))
+
+    async def _let_begin(self, name: str, seconds: float, *, paused: bool) -> None:
+        await asyncio.sleep(seconds)
+        with contextlib.suppress(UnknownQueue):
+            await self.request("pause_queue", name, paused, new_identifier())
+
+    async def _remove_queue(self, action: Action) -> None:
+        """A queue is removed if nothing of it waits or is at work, and set again: others need it."""
+        try:
+            removed = await self.request("remove_queue", action.what["name"], new_identifier())
+            self.world.counts["queues removed"] += bool(removed)
+        except Conflict as error:
+            self.world.note(f"no remove_queue: {error}")
+        else:
+            await self._set_queue(action)
 
     async def _no_schedule(self) -> None:
         """Schedules would go on; what they were due at is counted all the same."""

@@ -23,7 +23,7 @@ from understudy.store.db.statements import EVENT, INBOX, MESSAGE, RUN, SESSION, 
 from understudy.store.entries import event_from_row
 from understudy.workflows import AGENT
 
-from . import approvals, background, delegating, handoffs, jobs, kept, loops, schedules, typed, written
+from . import approvals, background, delegating, handoffs, jobs, kept, loops, queues, schedules, typed, written
 from .guards import STOPPED
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of, unrecorded
@@ -106,6 +106,8 @@ class Ending:
                 self._violated(text)
             looked_after = loops.violations(self._world, connection, self._world.counts)
             for text in chain(schedules.violations(self._world, connection, self._world.counts), looked_after):
+                self._violated(text)
+            for text in queues.violations(self._world, connection, self._world.counts):
                 self._violated(text)
             self._leftovers(connection)
             for text in kept.wrong(connection):

@@ -19,6 +19,7 @@ from understudy.events import (
     ModelCallReissued,
     ModelCallStarted,
     RunAccepted,
+    RunAdmitted,
     RunFinished,
     SessionActivated,
     SessionCrashed,
@@ -37,7 +38,7 @@ from understudy.store.db.statements import EVENT, QUESTION, SESSION, TOOL_CALL
 from understudy.store.entries import event_from_row
 from understudy.store.journal import Committed
 
-from . import approvals, deaths, delegating, schedules
+from . import approvals, deaths, delegating, queues, schedules
 from .executed import Executed
 from .files import Files
 from .guards import Guarded
@@ -210,8 +211,16 @@ class Invariants:
                 if not holder.startswith(RIVAL) and self._rivals_until > time.time_ns() / 1e3 and not self._stepped:
                     self.violated(f"{holder} takes the store from another cluster, whose lease is not over")
             self._rivals_until = lease_until if holder.startswith(RIVAL) else 0
+        self._queues(events)
         if self._random.random() < CHECKED_SHARE:
             self.check_store()
+
+    def _queues(self, events: list[Event]) -> None:
+        """Where a run was accepted, got a slot or ended: the queues are as they must be."""
+        if any(isinstance(event, RunAccepted | RunAdmitted | RunFinished) for event in events):
+            with self._world.store.committed() as connection:
+                for text in queues.overtaken(connection):
+                    self.violated(text)
 
     def _event(self, event: Event, now: float) -> None:
         self.reported.event(event)

@@ -27,6 +27,7 @@ from .handoffs import hands_off, some_handed_off
 from .hooks import HOOKS
 from .jobs import some_with_jobs
 from .loops import some_loops
+from .queues import some_in_queues
 from .recalling import some_recalling
 from .schedules import fires_workflows, some_with_schedules
 from .servers import have_servers, some_with_servers
@@ -199,6 +200,7 @@ class Plan:
             found |= {"background"} if any(tool["name"] == "start_agent" for tool in work.spec["tools"]) else set()
             found |= {"guards"} if is_guarded(work.spec) else set()
             found |= {"handoffs"} if hands_off(work.spec) else set()
+            found |= {"queues"} if any("place" in action.what for action in work.actions) else set()
             found |= {"jobs"} if any(tool["name"] == "schedule_wakeup" for tool in work.spec["tools"]) else set()
             found |= {"commands"} if any(tool["name"] == "start_command" for tool in work.spec["tools"]) else set()
             found |= {"executed"} if any(tool["name"] in EXECUTED for tool in work.spec["tools"]) else set()
@@ -922,6 +924,7 @@ def draw(seed: int, backend: str | None = None) -> Plan:
     work = some_handed_off(random.Random(f"{seed}/handoffs"), work)
     work = some_with_schedules(random.Random(f"{seed}/schedules"), work, window)
     work = some_loops(random.Random(f"{seed}/loops"), work, window)
+    work = some_in_queues(random.Random(f"{seed}/queues"), work, window)
     forks = random.Random(f"{seed}/forked")
     limits = random.Random(f"{seed}/limit")
     scaled = random.Random(f"{seed}/scaling")

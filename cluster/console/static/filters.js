@@ -4,8 +4,8 @@ import { h } from "./dom.js";
 import { words } from "./format.js";
 
 const NAMES = ["text", "agent", "tree", "status", "range", "since", "until", "by"];
-const STATUSES = ["idle", "running", "waiting_for_model", "waiting_for_child", "waiting_for_input", "waiting_for_timer", "completed", "failed",
-  "cancelled", "quarantined"];
+const STATUSES = ["idle", "running", "waiting_for_model", "waiting_for_child", "waiting_for_input", "waiting_for_timer",
+  "waiting_for_queue", "completed", "failed", "cancelled", "quarantined"];
 const OUTCOMES = ["completed", "failed", "quarantined", "cancelled", "round_limit", "budget_exceeded"];
 export const FAILED = ["failed", "quarantined", "round_limit", "budget_exceeded"];
 const RANGES = { "": "any time", hour: "last hour", day: "last day", custom: "from … to …" };

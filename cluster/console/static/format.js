@@ -75,6 +75,7 @@ export function told(event) {
     session_activated: () => `${data.cause}, pid ${data.pid}${data.down ? `, ${age(data.down)} after the crash` : ""}`,
     session_quarantined: () => words(data.reason),
     session_moved: () => `from ${data.from_node.slice(0, 8)} to ${data.to_node.slice(0, 8)}`,
+    run_admitted: () => `a slot in ${data.queue} after ${age(data.waited)}`,
     run_started: () => `after ${age(data.queued)} in the queue`,
     run_accepted: () => `from ${data.source}`,
     session_created: () => (data.restart ? `start ${data.restart + 1} of its task` : ""),

@@ -1,0 +1,64 @@
+"""Reading queues."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, case, func, select
+
+from understudy.errors import UnknownQueue
+from understudy.queues import BEGUN, BEHIND, WAITS
+from understudy.reads import QueueInfo
+
+from ..db.prepared import Row, first, read
+from ..db.statements import QUEUE, RUN
+from ..db.tables import IN_QUEUE
+
+MINE = QUEUE.c.namespace == bindparam("ns")
+
+SELECT_QUEUES = select(QUEUE).where(MINE).order_by(QUEUE.c.name)
+SELECT_QUEUE = select(QUEUE).where(MINE, QUEUE.c.name == bindparam("name"))
+SELECT_DUE = (
+    select(QUEUE.c.name, QUEUE.c.due_at)
+    .where(MINE, QUEUE.c.due_at > 0, QUEUE.c.due_at <= bindparam("until"))
+    .order_by(QUEUE.c.due_at, QUEUE.c.name)
+)
+_NUMBERS = (
+    select(
+        RUN.c.queue,
+        *(func.sum(case((RUN.c.slot == slot, 1), else_=0)).label(f"at_{slot}") for slot in (BEHIND, WAITS, BEGUN)),
+        func.min(case((RUN.c.slot == WAITS, RUN.c.accepted_at))).label("oldest"),
+    )
+    .where(RUN.c.namespace == bindparam("ns"), IN_QUEUE)
+    .group_by(RUN.c.queue)
+)
+SELECT_NUMBERS = _NUMBERS
+SELECT_NUMBERS_OF = _NUMBERS.where(RUN.c.queue == bindparam("name"))
+
+
+def queues(connection: Connection, namespace: str) -> list[QueueInfo]:
+    """All of them, by their names."""
+    numbers = {row["queue"]: row for row in read(connection, SELECT_NUMBERS, ns=namespace)}
+    found = [_info(row, numbers.get(row["name"])) for row in read(connection, SELECT_QUEUES, ns=namespace)]
+    return sorted(found, key=lambda queue: queue.name)  # whatever the database's order of texts is
+
+
+def queue(connection: Connection, namespace: str, name: str) -> QueueInfo:
+    """One of them. Raises `UnknownQueue`."""
+    row = first(connection, SELECT_QUEUE, ns=namespace, name=name)
+    if row is None:
+        raise UnknownQueue(f"there is no queue {name!r} in this store")
+    return _info(row, first(connection, SELECT_NUMBERS_OF, ns=namespace, name=name))
+
+
+def due_queues(connection: Connection, namespace: str, until: int) -> list[tuple[str, int]]:
+    """Name and time of those that are to be looked at until a time (microseconds), the first one first."""
+    return [(row["name"], row["due_at"]) for row in read(connection, SELECT_DUE, ns=namespace, until=until)]
+
+
+def _info(row: Row, numbers: Row | None) -> QueueInfo:
+    behind, waiting, at_work = (int(numbers[f"at_{slot}"]) if numbers else 0 for slot in (BEHIND, WAITS, BEGUN))
+    return QueueInfo(
+        name=row["name"], concurrency=row["concurrency"], per_key=row["per_key"], rate=row["rate"],
+        seconds=row["period"] / 1e6, paused=bool(row["paused"]), waiting=waiting, behind=behind, at_work=at_work,
+        oldest=(numbers["oldest"] if numbers else None) or 0, created_at=row["created_at"],
+        updated_at=row["updated_at"], by=row["set_by"],
+    )  # fmt: skip
