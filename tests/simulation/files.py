@@ -29,7 +29,7 @@ def with_files(chosen: random.Random, work: Work) -> Work:
     def added(text: str, *, here: bool) -> str:
         said = json.loads(text)
         for tool, given in (call for calls in said["rounds"] for call in calls):
-            if tool in STARTING and given.get("task", "").startswith("{"):
+            if tool in STARTING and isinstance(given, dict) and given.get("task", "").startswith("{"):
                 given["task"] = added(given["task"], here=True)
         if here:
             at = chosen.randrange(len(said["rounds"]) + 1)

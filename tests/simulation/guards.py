@@ -12,6 +12,7 @@ from sqlalchemy import select
 
 from understudy.actors.hooks import HookContext, Refuse, Stop, describe_hook, hook
 from understudy.store.db.statements import SESSION
+from understudy.workflows import WORKFLOW
 
 from .tools import WORLD
 
@@ -90,12 +91,14 @@ class Guarded:
         self._begun: set[tuple[str, str]] = set()
 
     def names(self, session_id: str) -> list[str]:
-        """The guards of a session; a sub-agent that is a copy of its parent has the same."""
+        """The guards of a session; a sub-agent that is a copy of its parent has the same. Those of a workflow, which
+        has no model, never have anything to look at."""
         if session_id not in self._names:
             with self._world.store.committed() as connection:
                 where = SESSION.c.session_id == session_id
                 spec = connection.execute(select(SESSION.c.spec).where(where)).scalar() or {}
-            self._names[session_id] = [hook["name"] for hook in spec.get("hooks", ()) if hook.get("parallel")]
+            guards = [hook["name"] for hook in spec.get("hooks") or () if hook.get("parallel")]
+            self._names[session_id] = guards if spec.get("kind") != WORKFLOW else []
         return self._names[session_id]
 
     def begins(self, name: str, context: HookContext) -> None:
