@@ -16,7 +16,7 @@ from understudy.events import RunAccepted
 from understudy.placement import DEFAULT
 from understudy.schedules import SOURCE
 from understudy.store.db.statements import RUN, SCHEDULE
-from understudy.workflows import WORKFLOW
+from understudy.workflows import GOAL, WORKFLOW
 
 if TYPE_CHECKING:
     from .plan import Work
@@ -68,8 +68,12 @@ def _definition(chosen: random.Random, work: Work, name: str) -> dict[str, Any]:
 
 def fires_workflows(work: Work) -> bool:
     """Whether schedules run its workflow in sessions of their own."""
-    is_workflow = work.spec.get("kind") == WORKFLOW
-    return is_workflow and any(action.kind == "set_schedule" and action.what["own"] for action in work.actions)
+    return _does_programs(work) and any(action.kind == "set_schedule" and action.what["own"] for action in work.actions)
+
+
+def _does_programs(work: Work) -> bool:
+    """Whether it is a workflow, and no goal: that can't do without its agents."""
+    return work.spec.get("kind") == WORKFLOW and work.spec["name"] != GOAL
 
 
 def wanted(work: Work, what: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def wanted(work: Work, what: dict[str, Any]) -> dict[str, Any]:
     definition = {name: value for name, value in what.items() if name not in ("own", "fails")}
     if not what["own"]:
         return {**definition, "session_id": work.session_id}
-    if work.spec.get("kind") == WORKFLOW:
+    if _does_programs(work):
         alone = {"tools": [], "agents": {}, "budget": None}  # nobody answers what it would ask
         return {**definition, "spec": {**work.spec, **alone}, "placement": work.spec.get("placement", DEFAULT)}
     more = {"hash": "hash-timed-fails", "max_rounds": 1} if what.get("fails") else {}

@@ -295,7 +295,9 @@ def as_workflow(chosen: random.Random, work: Work) -> Work:
         else:
             agents = "helper" in spec["agents"]
             drawn = Drawn(chosen, begins, policies, agents=agents, elsewhere=bool(names & {*EXECUTED}))
-        return replace(action, what={**action.what, name: json.dumps({"program": drawn.program()})})
+        of_agents = ("memory", "fails")  # what a schedule of a workflow can't have
+        what = {name: value for name, value in action.what.items() if name not in of_agents}
+        return replace(action, what={**what, name: json.dumps({"program": drawn.program()})})
 
     actions = tuple(told_anew(action) for action in work.actions if action.kind not in STEERING)
     return replace(work, spec=spec, actions=actions)
