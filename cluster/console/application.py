@@ -27,7 +27,8 @@ from understudy.event_wire import EventWire
 from understudy.events import Event
 from understudy.identifiers import check_identifier
 from understudy.messages import Message
-from understudy.reads import AccountRecord, RunSummary, SessionRecord, Wakeup
+from understudy.reads import AccountRecord, RunSummary, SessionRecord, Wakeup, WorkflowStatus
+from understudy.workflows import WORKFLOW
 
 from ..client.fleet import Source, Wire, problem_of
 from .access import HEADERS, Access, AccessDenied, Binding
@@ -200,8 +201,13 @@ class Console:
         session = session_of(request)
 
         async def read() -> Wire:
+            record = await self._source.read(SessionRecord, "info", session)
+            steps = None
+            if record.kind == WORKFLOW:
+                steps = await self._source.read(WorkflowStatus, "workflow_status", session)
             return {
-                "session": await self._source.read(SessionRecord, "info", session),
+                "session": record,
+                "workflow": steps,
                 "runs": await self._source.read(list[RunSummary], "latest_runs", session),
                 "budgets": await self._source.read(list[AccountRecord], "budgets", session),
                 "wakeups": await self._source.read(list[Wakeup], "wakeups", session),

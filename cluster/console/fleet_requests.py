@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from understudy.errors import InvalidInput, UnderstudyError
 from understudy.identifiers import check_identifier
-from understudy.protocol import Input, packed
+from understudy.protocol import Input, Signal, packed
 from understudy.reads import DrainInfo, NodeLoad, NodeSessions, SessionPage
 from understudy.records import RUN_STATUSES, SESSION_STATUSES
 
@@ -49,6 +49,7 @@ def fleet_routes(
         Route("/api/nodes/{node}/undrain", act(found.undrain), methods=["POST"]),
         Route("/api/sessions/{session}/send", act(found.send), methods=["POST"]),
         Route("/api/sessions/{session}/run-again", act(found.run_again), methods=["POST"]),
+        Route("/api/sessions/{session}/signal", act(found.signal), methods=["POST"]),
     ]
 
 
@@ -145,6 +146,17 @@ class FleetRequests:
         async with asyncio.timeout(ACT_SECONDS):
             found = await run_again(self._source, session, run_id, by=self._identity(request))
         return json_answer({"done": found is not None and found[1], "run_id": found[0] if found else None})
+
+    async def signal(self, request: Request) -> Response:
+        """An event for a workflow; see `Session.signal`."""
+        session, body = session_of(request), await json_body(request)
+        name = body.get("name")
+        if not isinstance(name, str):
+            raise InvalidInput("name what the workflow waits for: name")
+        wanted = Signal(check_identifier(name, "name"), body.get("payload"))
+        async with asyncio.timeout(ACT_SECONDS):
+            waited = await self._source.act("signal", session, wanted, by=self._identity(request))
+        return json_answer({"done": True, "waited": bool(waited)})
 
 
 def _node(request: Request) -> str:

@@ -13,7 +13,10 @@ import httpx2
 import pytest
 from playwright.async_api import Page, expect
 
+from understudy.actors.workflow import workflow
+from understudy.actors.workflow_context import WorkflowContext
 from understudy.cluster.client.running_again import again_id
+from understudy.cluster.client.workflows import compile_workflow, definition_required
 from understudy.cluster.console import download
 from understudy.config import ModelProfile
 from understudy.errors import ModelProfileMissing, ServiceGone, StoreUnreachable
@@ -423,3 +426,48 @@ async def test_a_person_sends_an_input_and_answers_without_a_mouse(tmp_path: Pat
             await page.get_by_role("dialog").get_by_role("button", name="Send").press("Enter")
             await expect(page.locator(".events .told").get_by_text("completed")).to_be_visible()
             assert wrong == []
+
+
+@workflow
+async def moves(ctx: WorkflowContext) -> str:
+    """It says where it is, and waits for an address."""
+    await ctx.publish("stage", {"number": 1})
+    address = await ctx.event("address")
+    return f"moved to {address['city']}"
+
+
+@pytest.mark.thorough
+async def test_a_workflow_is_looked_at_and_sent_a_signal(tmp_path: Path) -> None:
+    """Its page has its open steps and what it has published; a step that waits for a signal goes on with what a person
+    sends, and what is no JSON is refused before it is sent. A session that is no workflow has no such part."""
+    async with stage(tmp_path) as (kernel, _, url):
+        definition = definition_required(moves)
+        await kernel.spawn("w", compile_workflow(definition, model="offline", profile="offline", pickle=None).spec)
+        await kernel.spawn("s", k.spec(""))
+        await kernel.send("w", "{}")
+        async with opened(url, "#/session/w/steps") as (page, wrong):
+            await expect(page.locator("[role=tabpanel]")).to_contain_text('{"number":1}')
+            await expect(page.locator("[role=tabpanel] tr").filter(has_text="event")).to_contain_text("waiting")
+            for payload in ("Oslo", '{"city": "Oslo"}'):
+                await page.get_by_role("button", name="Send a signal").click()
+                await expect(page.get_by_label("Its name")).to_have_value("address")
+                await page.get_by_label("What the step returns, as JSON").fill(payload)
+                await page.get_by_role("dialog").get_by_role("button", name="Send").click()
+                if payload == "Oslo":
+                    await expect(page.get_by_role("alert")).to_contain_text("That is no JSON")
+            assert (await kernel.end("w"))["output"] == "moved to Oslo"
+            await expect(page.locator("[role=tabpanel]")).to_contain_text("No step is open.")
+            await page.goto(f"{url}/#/session/s")
+            await expect(page.get_by_role("tab", name="Messages")).to_be_visible()
+            await expect(page.get_by_role("tab", name="Steps")).to_be_hidden()
+            assert wrong == []
+
+
+async def test_a_signal_from_the_page_is_checked(tmp_path: Path) -> None:
+    """Without a name, or with one that is none, it is refused; so is one for a session that is no workflow."""
+    async with stage(tmp_path) as (kernel, _, url), client_of(url) as client:
+        await kernel.spawn("s", k.spec(""))
+        for body in ({}, {"name": 3}, {"name": "a b"}, {"name": "address"}):
+            assert (await client.post("/api/sessions/s/signal", json=body)).status_code == 400
+        assert (await client.post("/api/sessions/none/signal", json={"name": "address"})).status_code == 404
+        assert (await client.get("/api/sessions/s")).json()["workflow"] is None

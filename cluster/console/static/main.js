@@ -111,6 +111,6 @@ window.addEventListener("keydown", (event) => {
     if (filter) { event.preventDefault(); filter.focus(); }
   } else if (event.key === "g") location.hash = page.fleet;
   else if (event.key === "n") location.hash = "#/nodes";
-  else if (/^[1-9]$/.test(event.key)) document.querySelectorAll("[role=tab]")[event.key - 1]?.click();
+  else if (/^[1-9]$/.test(event.key)) document.querySelectorAll("[role=tab]:not([hidden])")[event.key - 1]?.click();
 });
 start();

@@ -8,7 +8,7 @@ import { age, amount, brief, clock, counted, kind, moment, money, plain, short, 
 import { lane, timeline } from "./timeline.js";
 import { waterfall } from "./waterfall.js";
 
-const PARTS = [["events", "Events"], ["trace", "Trace"], ["messages", "Messages"], ["cost", "Cost and budgets"]];
+const PARTS = [["events", "Events"], ["trace", "Trace"], ["messages", "Messages"], ["steps", "Steps"], ["cost", "Cost and budgets"]];
 const SHOWN_EVENTS = 300;
 const KEPT_EVENTS = 20_000; // of the tree; as many as the server's log has
 const SPANS = { run: "the last run", minute: "1 minute", ten: "10 minutes", all: "all" };
@@ -142,6 +142,7 @@ class SessionView {
     const trouble = [this.problem, this.state?.problem && `${this.state.problem.message} ${this.state.problem.hint}`, row.error && `${row.error.code}: ${row.error.message}`];
     show(this.trouble, trouble.filter(Boolean).map((line) => h("p", { class: "problem", role: "alert" }, line)),
       this.state?.truncated ? h("p", { class: "quiet" }, "The tree is long: its first events are not shown here. Those of this session are below.") : "");
+    this.tabs.querySelector("#tab-steps").hidden = info.kind !== "workflow";
     this.drawActions(row);
     this.drawAsked();
   }
@@ -153,6 +154,7 @@ class SessionView {
     const offered = [
       ["cancel", "Cancel the run", row.active, "Its run ends, and all that it spawned. What it did stays."],
       ["send", "Send an input", !row.closed && row.status !== "quarantined", "It begins a run, or waits for the one under way to end."],
+      ["signal", "Send a signal", row.active && this.detail?.workflow, "A step that waits for this name goes on with it; else it is kept for the next one."],
       ["run-again", "Run again", !row.closed && FAILED.includes(last?.status), `The input of run ${last && brief(last.run_id)}, which ended ${words(last?.status)}, is sent again.${row.status === "quarantined" ? " The session is resumed for it." : ""}`, { run_id: last?.run_id }],
       ["resume", "Resume", row.status === "quarantined", "It takes input again; its ended runs stay ended."],
       ["abort-pending", "Give up what waits", row.status === "waiting_for_input", "The calls that wait for a person are given up, and the run goes on."],
@@ -160,6 +162,7 @@ class SessionView {
     ].filter(([, , possible]) => possible);
     sync(this.actions, offered, ([name, , , meaning]) => `${name} ${meaning}`, ([name, label, , meaning, more = {}]) => h("button", { onclick: async () => {
       if (name === "send") return this.send(row, meaning);
+      if (name === "signal") return this.signal(row, meaning);
       const fields = name === "cancel" || name === "close" ? [["reason", "Reason", "asked for in the console"]] : [];
       const entered = await ask(`${label}?`, `${row.agent} ${this.id}. ${meaning}`, label, fields);
       if (entered) this.act(this.id, name, { ...entered, ...more });
@@ -193,6 +196,20 @@ class SessionView {
     const entered = await ask("Send an input", `${row.agent} ${this.id}. ${meaning}`, "Send", [["text", "The input", "", 5]]);
     const run_id = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
     if (entered?.text.trim()) this.act(this.id, "send", { text: entered.text, run_id });
+  }
+
+  async signal(row, meaning) {
+    const waited = this.detail.workflow.open.find((step) => step.tool === "event");
+    const entered = await ask("Send a signal", `${row.agent} ${this.id}. ${meaning}`, "Send", [["name", "Its name", /"name": ?"([^"]+)"/.exec(waited?.arguments)?.[1] || ""], ["payload", "What the step returns, as JSON", "null", 4]]);
+    if (!entered) return;
+    let payload;
+    try {
+      payload = JSON.parse(entered.payload || "null");
+    } catch (error) {
+      this.problem = `That is no JSON: ${error.message}. A text is given as "a text".`;
+      return this.drawTitle();
+    }
+    this.act(this.id, "signal", { name: entered.name.trim(), payload });
   }
 
   approval(item, asked) {
@@ -309,6 +326,7 @@ class SessionView {
     }
     if (this.part === "trace") return this.drawTrace();
     if (this.part === "messages") return this.drawMessages();
+    if (this.part === "steps") return show(this.body, this.detail?.workflow ? steps(this.detail.workflow) : h("p", { class: "quiet" }, this.detail ? "This session is no workflow." : "Loading …"));
     if (this.detail) show(this.body, spending(this.state?.rows || []), runs(this.id, this.detail), budgets(this.id, this.detail.budgets), wakeups(this.detail.wakeups));
   }
 
@@ -387,6 +405,18 @@ function runs(session, detail) {
         h("td", null, run.finished_at ? short((usage[0] || 0) + (usage[1] || 0)) : "–"),
         h("td", null, money(usage[5])), h("td", null, run.finished_at ? age(run.finished_at - (run.started_at || run.accepted_at)) : "–"), h("td", null, moment(run.accepted_at)));
     })))) : h("p", { class: "quiet" }, "No runs yet.")];
+}
+
+// What a workflow is at: what its code waits for, what came of the last steps, and what it says of itself.
+function steps({ open, done, published }) {
+  const table = (columns, rows) => h("div", { class: "scroll" }, h("table", null, h("thead", null, h("tr", null, columns.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", null, rows.map((cells) => h("tr", null, cells.map((cell) => h("td", null, cell)))))));
+  const named = Object.entries(published);
+  return [h("h3", null, "Open steps"), open.length ? table(["Step", "Of", "With", "State", "Since"], open.map((step) =>
+    [h("span", { class: "mono" }, step.path), step.child_id ? link(step.child_id, step.tool) : step.tool, h("span", { class: "mono" }, step.arguments), words(step.state), moment(step.since)])) : h("p", { class: "quiet" }, "No step is open."),
+    h("h3", null, "Last results"), done.length ? table(["Step", "Of", "Came to", "Result", "At"], done.map((step) =>
+      [h("span", { class: "mono" }, step.path), step.tool, words(step.outcome), step.text, moment(step.at)])) : h("p", { class: "quiet" }, "No step has a result yet."),
+    named.length ? [h("h3", null, "Published"), table(["Name", "Value"], named.map(([name, value]) => [name, h("span", { class: "mono" }, JSON.stringify(value))]))] : ""];
 }
 
 function budgets(session, rows) {
