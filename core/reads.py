@@ -141,6 +141,7 @@ class ScheduleInfo:
         last_status: the status of that run; empty if there is none, or it was removed.
         problem: why the last due time did not fire; empty if it did.
         memory: it is a loop: each firing is told what became of those before it.
+        queue, key, priority: where its runs wait (`understudy.queues.QueuePlace`); empty for no queue.
         by: who has set it (`Cluster.connect(identity=…)`).
     """
 
@@ -161,6 +162,9 @@ class ScheduleInfo:
     window: float
     max_firings: int
     memory: bool
+    queue: str
+    key: str
+    priority: int
     paused: bool
     next_at: int
     due_at: int

@@ -208,7 +208,8 @@ async def notes(kernel: k.Kernel) -> None:
 
 async def loops(kernel: k.Kernel) -> None:
     """A loop whose run fails, and is tried again with success; what clients read and do of it."""
-    told = {"name": "loop", "content": "go", "timing": {"every": 3600}, "memory": True}
+    told = {"name": "loop", "content": "go", "timing": {"every": 3600}, "memory": True, "place": {"queue": "loops"}}
+    await kernel.ask("set_queue", {"name": "loops", "concurrency": 1})
     for compiled in (k.spec(budget=[{"scope": "tree", "tokens": 1}], hash="poor"), k.spec(hash="rich")):
         await kernel.ask("set_schedule", {**told, "spec": compiled}, {})
         found = await kernel.ask("read", "triage", [], {})
@@ -222,6 +223,7 @@ async def loops(kernel: k.Kernel) -> None:
     await kernel.ask("resolve_triage", entry["id"])
     await kernel.ask("reset_loop", "loop")
     await kernel.ask("delete_schedule", "loop")
+    await kernel.ask("remove_queue", "loops")
 
 
 VALUES = {
