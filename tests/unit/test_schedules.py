@@ -210,8 +210,8 @@ def test_a_schedule_in_a_queue(cluster: LocalCluster, command: Command, monkeypa
     monkeypatch.setattr(loop_command, "connected", lambda *_, **__: contextlib.nullcontext(cluster))
     with pytest.raises(UnknownQueue):
         cluster.schedule("a", "x", agent=AgentSpec(name="a"), every=60, queue="crawl")
-    with pytest.raises(InvalidInput, match="key and priority are of a queue"):
-        command("create", "a", "x", "--every", "1m", "--key", "acme")
+    refused = command("create", "a", "x", "--every", "1m", "--key", "acme", "--json")
+    assert (refused.exit_code, "key and priority are of a queue" in refused.stdout) == (2, True)
     queue = cluster.queue("crawl", concurrency=1)
     queue.pause()
     cluster.schedule("a", "x", agent=AgentSpec(name="a"), every=3600, queue=QueuePlace("crawl", "acme", 2))
