@@ -217,6 +217,27 @@ class QueueInfo(Struct, frozen=True):
     by: str
 
 
+class WaitsIn(Struct, frozen=True):
+    """Where a session's next run waits for a slot.
+
+    Attributes:
+        queue, key, priority: see `understudy.queues.QueuePlace`.
+        place: its number among those that wait there, in the order in which they begin if no key is full; 1: the next.
+        waiting: how many these are.
+        accepted_at: since when it has waited; microseconds since 1970 UTC.
+        paused: none of the queue begins.
+    """
+
+    queue: str
+    run_id: str
+    key: str
+    priority: int
+    place: int
+    waiting: int
+    accepted_at: int
+    paused: bool
+
+
 @dataclass(frozen=True)
 class TriageEntry:
     """A failure of what a schedule begins, however often it has come (docs/loops.md).

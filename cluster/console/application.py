@@ -27,7 +27,7 @@ from understudy.event_wire import EventWire
 from understudy.events import Event
 from understudy.identifiers import check_identifier
 from understudy.messages import Message
-from understudy.reads import AccountRecord, RunSummary, SessionRecord, Wakeup
+from understudy.reads import AccountRecord, RunSummary, SessionRecord, WaitsIn, Wakeup
 
 from ..client.fleet import Source, Wire, problem_of
 from .access import HEADERS, Access, AccessDenied, Binding
@@ -40,6 +40,7 @@ STATIC = Path(__file__).parent / "static"
 WRONG_TOKEN_SECONDS = 0.5
 ACT_SECONDS = 30.0
 TRACE_EVENTS = 20_000
+WAITS_IN: Any = WaitsIn | None
 
 ACTIONS: dict[str, tuple[str, ...]] = {
     "cancel": ("run_id", "reason"),
@@ -200,8 +201,11 @@ class Console:
         session = session_of(request)
 
         async def read() -> Wire:
+            record = await self._source.read(SessionRecord, "info", session)
+            waits = record.status == "waiting_for_queue"
             return {
-                "session": await self._source.read(SessionRecord, "info", session),
+                "session": record,
+                "waits_in": await self._source.read(WAITS_IN, "waits_in", session) if waits else None,
                 "runs": await self._source.read(list[RunSummary], "latest_runs", session),
                 "budgets": await self._source.read(list[AccountRecord], "budgets", session),
                 "wakeups": await self._source.read(list[Wakeup], "wakeups", session),

@@ -46,9 +46,8 @@ def _queued(chosen: random.Random, work: Work, limits: list[dict[str, Any]], win
     actions = [Action(0.0, "set_queue", one) for one in limits]
     share = chosen.choice((0.4, 1.0))
     for action in work.actions:
-        if action.kind == "send" and action.on is None and chosen.random() < share:
-            action = replace(action, what={**action.what, "place": _place(chosen)})
-        elif action.kind == "set_schedule" and chosen.random() < share:
+        begins = action.kind == "set_schedule" or (action.kind == "send" and action.on is None)
+        if begins and chosen.random() < share:
             action = replace(action, what={**action.what, "place": _place(chosen)})
         actions.append(action)
     for one in limits:

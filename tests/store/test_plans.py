@@ -64,6 +64,7 @@ async def work(dsn: str, directory: Path) -> None:
             await jobs(kernel)
             await notes(kernel)
             await loops(kernel)
+            await queues(kernel)
             await reads(kernel)
         finally:
             await kernel.stop()
@@ -224,6 +225,19 @@ async def loops(kernel: k.Kernel) -> None:
     await kernel.ask("reset_loop", "loop")
     await kernel.ask("delete_schedule", "loop")
     await kernel.ask("remove_queue", "loops")
+
+
+async def queues(kernel: k.Kernel) -> None:
+    """A run that waits, and another behind it."""
+    await kernel.ask("set_queue", {"name": "q", "per_key": 1})
+    await kernel.ask("pause_queue", "q", True)
+    for name in ("s-queued", "s-behind"):
+        await kernel.spawn(name, k.spec())
+        await kernel.ask("send", name, {"run_id": "r", "content": "go", "place": {"queue": "q", "key": "a"}})
+    found = await kernel.ask("read", "waits_in", ["s-behind"], {})
+    assert (found["place"], found["waiting"]) == (2, 2)
+    await kernel.ask("pause_queue", "q", False)
+    await kernel.end("s-behind")
 
 
 VALUES = {
