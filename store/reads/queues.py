@@ -11,6 +11,7 @@ from understudy.reads import QueueInfo, WaitsIn
 from ..db.prepared import Row, first, read
 from ..db.statements import INBOX, QUEUE, RUN, same_session
 from ..db.tables import IN_QUEUE
+from ..operations.queues import FIRST
 
 MINE = QUEUE.c.namespace == bindparam("ns")
 
@@ -34,25 +35,20 @@ SELECT_NUMBERS = _NUMBERS
 SELECT_NUMBERS_OF = _NUMBERS.where(RUN.c.queue == bindparam("name"))
 
 WAITING = RUN.c.slot == literal_column(str(WAITS))
-FIRST = (RUN.c.queue_rank, RUN.c.accepted_at, RUN.c.session_id, RUN.c.run_id)
-"""In which order runs begin."""
-
 SELECT_NEXT = (
     select(*FIRST, RUN.c.queue, RUN.c.queue_key, QUEUE.c.paused)
     .select_from(INBOX)
     .join(RUN, and_(same_session(RUN, INBOX), RUN.c.run_id == INBOX.c.key))
-    .join(QUEUE, and_(QUEUE.c.namespace == RUN.c.namespace, QUEUE.c.name == RUN.c.queue))
+    .outerjoin(QUEUE, and_(QUEUE.c.namespace == RUN.c.namespace, QUEUE.c.name == RUN.c.queue))
     .where(
         INBOX.c.namespace == bindparam("ns"), INBOX.c.session_id == bindparam("session"), INBOX.c.kind == "input",
         WAITING,
     )
 )  # fmt: skip
-SELECT_PLACE = select(
-    func.count().label("waiting"),
-    func.sum(case((tuple_(*FIRST) <= tuple_(*(bindparam(column.name) for column in FIRST)), 1), else_=0)).label(
-        "place"
-    ),
-).where(RUN.c.namespace == bindparam("ns"), RUN.c.queue == bindparam("queue"), IN_QUEUE, WAITING)
+_not_behind = tuple_(*FIRST) <= tuple_(*(bindparam(column.name) for column in FIRST))
+SELECT_PLACE = select(func.count().label("waiting"), func.sum(case((_not_behind, 1), else_=0)).label("place")).where(
+    RUN.c.namespace == bindparam("ns"), RUN.c.queue == bindparam("queue"), IN_QUEUE, WAITING
+)
 
 
 def queues(connection: Connection, namespace: str) -> list[QueueInfo]:
