@@ -72,10 +72,12 @@ def waits_in(connection: Connection, namespace: str, session_id: str) -> WaitsIn
     if row is None:
         return None
     mine = {column.name: row[column.name] for column in FIRST}
-    counted = first(connection, SELECT_PLACE, ns=namespace, queue=row["queue"], **mine)
+    [counted] = read(connection, SELECT_PLACE, ns=namespace, queue=row["queue"], **mine)
+    if not counted["waiting"]:
+        return None  # it has just begun
     return WaitsIn(
         queue=row["queue"], run_id=row["run_id"], key=row["queue_key"], priority=-row["queue_rank"],
-        place=int(counted["place"] or 0), waiting=int(counted["waiting"]), accepted_at=row["accepted_at"],
+        place=max(1, int(counted["place"])), waiting=int(counted["waiting"]), accepted_at=row["accepted_at"],
         paused=bool(row["paused"]),
     )  # fmt: skip
 
