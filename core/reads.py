@@ -141,6 +141,7 @@ class ScheduleInfo:
         last_status: the status of that run; empty if there is none, or it was removed.
         problem: why the last due time did not fire; empty if it did.
         memory: it is a loop: each firing is told what became of those before it.
+        queue, key, priority: where its runs wait (`understudy.queues.QueuePlace`); empty for no queue.
         by: who has set it (`Cluster.connect(identity=…)`).
     """
 
@@ -161,6 +162,9 @@ class ScheduleInfo:
     window: float
     max_firings: int
     memory: bool
+    queue: str
+    key: str
+    priority: int
     paused: bool
     next_at: int
     due_at: int
@@ -211,6 +215,27 @@ class QueueInfo(Struct, frozen=True):
     created_at: int
     updated_at: int
     by: str
+
+
+class WaitsIn(Struct, frozen=True):
+    """Where a session's next run waits for a slot.
+
+    Attributes:
+        queue, key, priority: see `understudy.queues.QueuePlace`.
+        place: its number among those that wait there, in the order in which they begin if no key is full; 1: the next.
+        waiting: how many these are.
+        accepted_at: since when it has waited; microseconds since 1970 UTC.
+        paused: none of the queue begins.
+    """
+
+    queue: str
+    run_id: str
+    key: str
+    priority: int
+    place: int
+    waiting: int
+    accepted_at: int
+    paused: bool
 
 
 @dataclass(frozen=True)

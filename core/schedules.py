@@ -9,6 +9,7 @@ import msgspec
 
 from .identifiers import identifier_problem
 from .protocol import COMPILED, content_problem
+from .queues import QueuePlace
 from .workflows import WORKFLOW
 
 SKIP, QUEUE, CANCEL, ALL = "skip", "queue", "cancel", "all"
@@ -73,6 +74,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         window: seconds that a firing may be late; what is later has been missed. 0 for any number.
         max_firings: then the schedule ends; 0 for no end.
         memory: it is a loop: each firing is told what became of those before it (`understudy.loops`).
+        place: the queue in which the run of each firing waits.
     """
 
     name: str
@@ -87,6 +89,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     window: float = 0.0
     max_firings: int = 0
     memory: bool = False
+    place: QueuePlace | None = None
 
     def __post_init__(self) -> None:
         problem = name_problem(self.name) or content_problem(self.content)

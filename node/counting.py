@@ -12,7 +12,7 @@ from understudy.reads import QueueInfo
 from understudy.records import SESSION_STATUSES
 from understudy.store.operations import presence
 from understudy.store.operations.presence import Announced
-from understudy.store.reads import gauges, queues
+from understudy.store.reads import gauges, queues, triage
 from understudy.store.reads.gauges import Counts
 from understudy.waiting import is_set_within
 
@@ -42,6 +42,7 @@ class Counting:
     Attributes:
         services: the node services that the store knows of.
         queues: as they stood when they were counted; none where another service counts them.
+        triage: how many entries are open there, by schedule; in the same way.
         counted: when it last succeeded (monotonic); None before the first time.
         failing_since: when it first failed since then (monotonic).
         scraped: when somebody last looked (monotonic).
@@ -61,6 +62,7 @@ class Counting:
         self.counts = Counts()
         self.services: list[Announced] = []
         self.queues: list[QueueInfo] = []
+        self.triage: dict[str, int] = {}
         self.counted: float | None = None
         self.failing_since: float | None = None
         self.scraped = 0.0
@@ -106,6 +108,7 @@ class Counting:
         before = self._runs_open()
         counts = await node.reading.query(gauges.at_work, home, others)
         self.queues = await node.reading.query(queues.queues) if others is not None else []
+        self.triage = await node.reading.query(triage.open_entries) if others is not None else {}
         open_then = (before + self._runs_open()) // 2
         began = time.monotonic()
         if began >= self._passive_due or self._passive_of != (home, others):

@@ -90,6 +90,7 @@ READS: dict[str, Callable[..., Any]] = {  # what each returns is what its reply 
     "loop_memory": triage_reads.loop_memory,
     "queue": queue_reads.queue,
     "queues": queue_reads.queues,
+    "waits_in": queue_reads.waits_in,
     "notes": queries.notes,
     "owner": queries.owner,
     "homes": queries.homes,

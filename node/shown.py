@@ -71,6 +71,7 @@ def _store(projection: Projection) -> dict[str, Callable[[], Values]]:
         names.BUDGET_TOKENS: counted(lambda: {(state,): sum_ for state, sum_ in counting.counts.budget.items()}),
         names.BUDGETS_NEAR_LIMIT: counted(lambda: {(name,): number for name, number in counting.counts.near.items()}),
         names.QUEUE_RUNS: counted(queue_runs),
+        names.TRIAGE_OPEN: counted(lambda: {(name,): number for name, number in counting.triage.items()}),
         names.RUNS_CARRIED: carried,
         names.STORE_COUNTS_AGE: age,
         names.STORE_OUTAGE: lambda: {(): counting.outage()},

@@ -88,6 +88,13 @@ ROWS = (
         ("queue", "state"),
         source="store",
     ),
+    LiveRow(
+        names.TRIAGE_OPEN,
+        "gauge",
+        "Entries of triage that are open; one service tells of all.",
+        ("schedule",),
+        source="store",
+    ),
     LiveRow(names.STORE_COUNTS_AGE, "gauge", "Time since these numbers were counted in the store.", (), "seconds"),
     LiveRow(names.STORE_OUTAGE, "gauge", "Time since the store works no more; 0 while it does.", (), "seconds"),
     LiveRow(names.SUPERVISOR_SILENCE, "gauge", "Time since the supervisor last called this service.", (), "seconds"),

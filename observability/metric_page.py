@@ -22,6 +22,7 @@ LABELS = {
     "tool": "the tool's name; `unknown` for names that a model made up",
     "reason": ", ".join(f"`{reason}`" for reason in get_args(RetryReason)),
     "queue": "the queue's name; a namespace has at most 100",
+    "schedule": "the schedule's name; the 100 that have most",
     "state": "`waiting`, `behind`, `at_work`",
     "currency": "a code as `EUR`, if the price table says one",
     "type": "the event's type; `unknown` for one of a newer version",

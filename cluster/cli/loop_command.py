@@ -13,7 +13,7 @@ from understudy.errors import InvalidInput
 from understudy.json_text import jsonable
 from understudy.loops import loop_name
 
-from .command import Json, Store, command, connected, errors, print_json
+from .command import Json, Key, Priority, Queue, Store, command, connected, errors, print_json
 from .durations import duration
 from .rendering import escape
 from .run_command import OFFLINE, follow, hint
@@ -44,6 +44,9 @@ def loop(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Of the agent.")] = None,
     budget_tokens: Annotated[int | None, typer.Option(help="Tokens of each firing at most.", min=1)] = None,
+    queue: Queue = None,
+    key: Key = "",
+    priority: Priority = 0,
     once: Annotated[bool, typer.Option("--once", help="Fire it now as well, and follow that run to its end.")] = False,
     store: Store = None,
     json: Json = False,
@@ -60,6 +63,7 @@ def loop(
     Exit codes with --once: those of `understudy run`, and 1 if the last firing's run has not ended.
     """
     from ..client.agent_options import AgentOptions
+    from ..client.queue_handle import queue_place
 
     options = AgentOptions(agent, tuple(tool or ()), model, budget_tokens=budget_tokens)
     spec, text = options.read(Path.cwd())
@@ -70,8 +74,9 @@ def loop(
         raise InvalidInput("say how often, by --every 5m or by --cron: one of the two")
     with connected(store) as cluster:
         schedule = cluster.schedule(
-            name or loop_name(content), content, agent=spec, every=every, cron=cron, zone=zone, memory=True
-        )
+            name or loop_name(content), content, agent=spec, every=every, cron=cron, zone=zone, memory=True,
+            queue=queue_place(queue, key, priority),
+        )  # fmt: skip
         if not json and (spec.model or cluster._settings.model) == OFFLINE_MODEL:
             errors.print(f"[dim]{OFFLINE}[/dim]", soft_wrap=True)
         if once:

@@ -17,7 +17,7 @@ from understudy.durations import written
 from understudy.errors import InvalidInput
 from understudy.json_text import jsonable
 
-from .command import Json, Store, command, connected, errors, print_json
+from .command import Json, Key, Priority, Queue, Store, command, connected, errors, print_json
 from .durations import duration
 from .rendering import age, escape
 
@@ -142,6 +142,9 @@ def create(
     ] = CatchUp.latest,
     window: Annotated[float | None, duration("What is later than this was missed: 1h.")] = None,
     max_firings: Annotated[int | None, typer.Option(help="Then it ends.", min=1)] = None,
+    queue: Queue = None,
+    key: Key = "",
+    priority: Priority = 0,
     store: Store = None,
     json: Json = False,
 ) -> int:
@@ -152,11 +155,14 @@ def create(
     understudy schedules create pulse "Anything new?" --session watch-1 --every 5m
     understudy schedules create report --workflow flows.py:review path=src --cron @daily
     """
+    from ..client.queue_handle import queue_place
+
     options: dict[str, Any] = {
         "cron": cron, "zone": zone, "every": every, "at": _moment("--at", at),
         "start": _moment("--start", start), "until": _moment("--until", until),
         "jitter": jitter or 0.0, "overlap": overlap.value, "catch_up": catch_up.value,
         "window": window, "max_firings": max_firings,
+        "queue": queue_place(queue, key, priority),
     }  # fmt: skip
     if workflow is None and (given is not None or agents or tools):
         raise InvalidInput("--input, --agents and --tool are a workflow's: name one with --workflow")
@@ -314,6 +320,9 @@ def print_schedule(found: ScheduleInfo) -> None:
     ends = f", {found.max_firings} times" if found.max_firings else ""
     if found.memory:
         say("loop", "each firing is told what became of those before it")
+    if found.queue:
+        key = f", key {found.key}" if found.key else ""
+        say("queue", f"{found.queue}{key}" + (f", priority {found.priority}" if found.priority else ""))
     say("rules", f"overlap {found.overlap}, catch-up {found.catch_up}{window}{ends}")
     say("so far", ", ".join(f"{getattr(found, name)} {name}" for name in COUNTS))
     if last := _last(found, now):

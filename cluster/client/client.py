@@ -262,7 +262,7 @@ class Cluster:
         cron: str | None = None, zone: str = "UTC", every: float | timedelta | None = None, at: datetime | None = None,
         start: datetime | None = None, until: datetime | None = None, jitter: float = 0.0, overlap: str = SKIP,
         catch_up: str = LATEST, window: float | None = None, max_firings: int | None = None,
-        memory: bool = False,
+        memory: bool = False, queue: str | QueuePlace | None = None,
     ) -> Coroutine[Any, Any, Schedule]:  # fmt: skip
         """Have something done at times (docs/schedules.md); by its name alone, the schedule that has it.
 
@@ -286,16 +286,20 @@ class Cluster:
             window: seconds that a firing may be late; what is later was missed. None for any number.
             max_firings: then it ends.
             memory: it is a loop: each firing is told what became of those before it (docs/loops.md).
+            queue: the run of each firing waits there until it may begin; a `QueuePlace` has a key and a priority as
+                well.
 
         Raises:
             InvalidInput: this is no schedule, is never due, or the workflow does not take this input.
-            InvalidSpec, UnknownSession, SessionClosed: nothing could be begun.
+            InvalidSpec, UnknownSession, SessionClosed, UnknownQueue: nothing could be begun.
         """
         schedule = Schedule(self._connection, name)
         require_one_target(content, agent, session, workflow, input, agents, tools)
         if content is None and workflow is None:
             return _at_once(schedule)
-        fields: dict[str, Any] = {"overlap": overlap, "catch_up": catch_up, "window": window or 0.0}
+        fields: dict[str, Any] = {
+            "overlap": overlap, "catch_up": catch_up, "window": window or 0.0, "place": queue_place(queue)
+        }  # fmt: skip
         compiled = None
         if workflow is not None:
             function = scheduled_workflow(workflow, agents, tools)

@@ -27,7 +27,7 @@ from understudy.event_wire import EventWire
 from understudy.events import Event
 from understudy.identifiers import check_identifier
 from understudy.messages import Message
-from understudy.reads import AccountRecord, RunSummary, SessionRecord, Wakeup, WorkflowStatus
+from understudy.reads import AccountRecord, RunSummary, SessionRecord, WaitsIn, Wakeup, WorkflowStatus
 from understudy.workflows import WORKFLOW
 
 from ..client.fleet import Source, Wire, problem_of
@@ -41,6 +41,7 @@ STATIC = Path(__file__).parent / "static"
 WRONG_TOKEN_SECONDS = 0.5
 ACT_SECONDS = 30.0
 TRACE_EVENTS = 20_000
+WAITS_IN: Any = WaitsIn | None
 
 ACTIONS: dict[str, tuple[str, ...]] = {
     "cancel": ("run_id", "reason"),
@@ -205,9 +206,11 @@ class Console:
             steps = None
             if record.kind == WORKFLOW:
                 steps = await self._source.read(WorkflowStatus, "workflow_status", session)
+            waits = record.status == "waiting_for_queue"
             return {
                 "session": record,
                 "workflow": steps,
+                "waits_in": await self._source.read(WAITS_IN, "waits_in", session) if waits else None,
                 "runs": await self._source.read(list[RunSummary], "latest_runs", session),
                 "budgets": await self._source.read(list[AccountRecord], "budgets", session),
                 "wakeups": await self._source.read(list[Wakeup], "wakeups", session),

@@ -1,9 +1,11 @@
-"""What the console is asked about many sessions and about nodes, and an input from a person."""
+"""What the console is asked about many sessions, nodes, schedules and queues, and an input from a person."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -13,7 +15,7 @@ from starlette.routing import Route
 from understudy.errors import InvalidInput, UnderstudyError
 from understudy.identifiers import check_identifier
 from understudy.protocol import Input, Signal, packed
-from understudy.reads import DrainInfo, NodeLoad, NodeSessions, SessionPage
+from understudy.reads import DrainInfo, NodeLoad, NodeSessions, QueueInfo, ScheduleInfo, SessionPage, TriageEntry
 from understudy.records import RUN_STATUSES, SESSION_STATUSES
 
 from ..client.fleet import Source
@@ -24,6 +26,8 @@ from .parsing import Handler, json_answer, json_body, number, session_of
 ACT_SECONDS = 30.0
 LATEST_TIME = 1 << 62
 LOAD_SECONDS = 2.0
+SHOWN_CHARACTERS = 500
+SHOWN_ENTRIES = 200
 DRAIN_SECONDS = 600.0
 LONGEST_DRAIN = 24 * 3600
 
@@ -45,6 +49,7 @@ def fleet_routes(
     return [
         Route("/api/sessions", read(found.page)),
         Route("/api/nodes", read(found.nodes)),
+        Route("/api/schedules", read(found.schedules)),
         Route("/api/nodes/{node}/drain", act(found.drain), methods=["POST"]),
         Route("/api/nodes/{node}/undrain", act(found.undrain), methods=["POST"]),
         Route("/api/sessions/{session}/send", act(found.send), methods=["POST"]),
@@ -101,6 +106,21 @@ class FleetRequests:
             }  # fmt: skip
 
         return json_answer(await self._hub.reads.get(("nodes",), read))
+
+    async def schedules(self, _request: Request) -> Response:
+        """The schedules, what of theirs is open in triage, and the queues."""
+
+        async def read() -> Any:
+            schedules, triage, queues = await asyncio.gather(
+                self._source.read(list[ScheduleInfo], "schedules"),
+                self._source.read(list[TriageEntry], "triage"),
+                self._source.read(list[QueueInfo], "queues"),
+            )
+            shown = [replace(one, content=str(one.content)[:SHOWN_CHARACTERS]) for one in schedules]
+            at = time.time_ns() // 1_000
+            return {"at": at, "schedules": shown, "triage": triage[:SHOWN_ENTRIES], "queues": queues}
+
+        return json_answer(await self._hub.reads.get(("schedules",), read))
 
     async def _load(self, node_id: str) -> NodeLoad | None:
         """None of one that does not say, so that the others are shown."""

@@ -198,9 +198,9 @@ def tools() -> Row:
 
 
 def queues() -> Row:
-    """What waits for a slot."""
+    """What waits for a slot, and what of schedules has failed."""
     return Row(
-        "Queues",
+        "Queues and schedules",
         (
             lines(
                 "Runs of queues",
@@ -209,21 +209,27 @@ def queues() -> Row:
                     FLEET.total(names.QUEUE_RUNS, 'state!="behind"', by="queue, state", function="max"),
                     "{{queue}} {{state}}",
                 ),
-                width=8,
+                width=6,
             ),
             lines(
                 "Time to a slot",
                 "95 in 100 runs of a queue had waited no longer when they got their slot.",
                 *quantiles(names.QUEUE_WAITED, by="queue", shares=(0.95,)),
                 unit="s",
-                width=8,
+                width=6,
             ),
             lines(
                 "Runs that begin",
                 "Slots given per second, by queue.",
                 Query(FLEET.rate(names.QUEUE_WAITED, suffix="_count", by="queue"), "{{queue}}"),
                 unit="ops",
-                width=8,
+                width=6,
+            ),
+            lines(
+                "Open in triage",
+                "Failures of what schedules begin that nobody has resolved, by schedule: `understudy triage`.",
+                Query(FLEET.total(names.TRIAGE_OPEN, by="schedule", function="max"), "{{schedule}}"),
+                width=6,
             ),
         ),
     )

@@ -513,6 +513,7 @@ class Schedule(NamespaceTable, table=True):
         last_session, last_run: what the last firing has begun.
         problem: why the last due time did not fire.
         set_by: who has set it.
+        queue: where its runs wait; empty for none.
     """
 
     __tablename__ = "schedule"
@@ -536,6 +537,7 @@ class Schedule(NamespaceTable, table=True):
     created_at: int = number_column()
     updated_at: int = number_column()
     set_by: str = text_column("")
+    queue: str = text_column("")
 
 
 class Triage(NamespaceTable, table=True):

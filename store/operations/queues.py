@@ -9,6 +9,7 @@ that another transaction has locked sends this one back, and the next try locks 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import bindparam, func, insert, literal_column, select, update
@@ -37,7 +38,7 @@ from understudy.records import InboxItem
 
 from ..db.prepared import Row
 from ..db.session_row import SessionRow
-from ..db.statements import QUEUE, RUN
+from ..db.statements import QUEUE, RUN, SCHEDULE
 from ..db.tables import IN_QUEUE
 from ..transaction import Transaction
 
@@ -74,13 +75,18 @@ def enter(tx: Transaction, row: SessionRow, place: QueuePlace | None) -> Row:
     """
     if place is None:
         return {}
-    if tx.connection.execute(select(QUEUE.c.name).where(*_of(tx, place.queue))).first() is None:
-        raise _unknown(place.queue)
+    require(tx, place.queue)
     tx.changed(row)
     row.queued += 1
-    tx.queues[place.queue] = True
     slot = WAITS if row.wait == "idle" else BEHIND
     return {"queue": place.queue, "queue_key": place.key, "queue_rank": -place.priority, "slot": slot}
+
+
+def require(tx: Transaction, name: str) -> None:
+    """Refuse a queue that is not there, or is not any more when this is committed. Raises `UnknownQueue`."""
+    if tx.connection.execute(select(QUEUE.c.name).where(*_of(tx, name))).first() is None:
+        raise _unknown(name)
+    tx.queues[name] = True
 
 
 def begin_next(tx: Transaction, row: SessionRow) -> None:
@@ -155,7 +161,7 @@ def settle(tx: Transaction) -> None:
     """Give slots to those that may have them by now, in all queues that something has happened to.
 
     Raises:
-        UnknownQueue: a run was accepted for a queue that has been removed meanwhile.
+        UnknownQueue: a run was accepted, or a schedule set, for a queue that has been removed meanwhile.
     """
     for name in sorted(tx.queues):
         locked = tx.locking(select(QUEUE).where(*_of(tx, name)))
@@ -170,6 +176,12 @@ def settle(tx: Transaction) -> None:
 def look(tx: Transaction, name: str) -> None:
     """Something may begin in a queue by now; nothing if it is gone."""
     tx.queues.setdefault(name, False)
+
+
+def look_soon(tx: Transaction, names: Iterable[str]) -> None:
+    """Have a service look at these queues as soon as one runs: who writes this begins nothing."""
+    for name in sorted(names):
+        _write(tx, name, {"due_at": tx.now})
 
 
 def _admit(tx: Transaction, row: Row) -> None:
@@ -270,7 +282,7 @@ def remove(tx: Transaction, name: str) -> bool:
     """Remove a queue; True if there was one.
 
     Raises:
-        Conflict: runs wait in it, or are at work.
+        Conflict: runs wait in it or are at work, or a schedule names it.
     """
     if _locked(tx, name) is None:
         return False
@@ -279,6 +291,9 @@ def remove(tx: Transaction, name: str) -> bool:
     if numbers:
         waiting, at_work = numbers.get(WAITS, 0) + numbers.get(BEHIND, 0), numbers.get(BEGUN, 0)
         raise Conflict(f"{waiting} runs wait in queue {name!r}, and {at_work} of it are at work: let them end first")
+    by_schedule = tx.read(select(SCHEDULE.c.name).where(*_of_schedules(tx, name)).limit(1)).scalar()
+    if by_schedule is not None:
+        raise Conflict(f"schedule {by_schedule!r} names queue {name!r}: delete it, or set it without that, first")
     tx.writes += 1
     tx.connection.execute(delete_from(QUEUE).where(*_of(tx, name)))
     tx.timers.pop((OF_QUEUES, name), None)
@@ -304,6 +319,10 @@ def _of(tx: Transaction, name: str) -> tuple[Any, ...]:
 
 def _of_runs(tx: Transaction, name: str) -> tuple[Any, ...]:
     return RUN.c.namespace == tx.namespace, RUN.c.queue == name, IN_QUEUE
+
+
+def _of_schedules(tx: Transaction, name: str) -> tuple[Any, ...]:
+    return SCHEDULE.c.namespace == tx.namespace, SCHEDULE.c.queue == name
 
 
 def _at(tx: Transaction, name: str, slot: int) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ from understudy.schedules import (
 from ..db.prepared import Row
 from ..db.statements import RUN, SCHEDULE, SESSION
 from ..transaction import Transaction
-from . import loops, triage
+from . import loops, queues, triage
 from .beginnings import accept, create_session
 from .endings import request_cancel
 
@@ -72,6 +72,7 @@ def put(tx: Transaction, wanted: NewSchedule) -> ScheduleSet:
     Raises:
         InvalidInput: it is no schedule, is never due, or there are as many as there may be.
         UnknownSession, SessionClosed: its session is not there, or takes no more input.
+        UnknownQueue: there is no such queue.
     """
     wanted = replace(wanted, content=encodable(wanted.content))
     definition = packed(wanted)
@@ -83,6 +84,8 @@ def put(tx: Transaction, wanted: NewSchedule) -> ScheduleSet:
         return ScheduleSet("unchanged")
     if wanted.session_id:
         _require_session(tx, wanted.session_id)
+    if wanted.place is not None:
+        queues.require(tx, wanted.place.queue)
     anchor = timing.start or tx.now
     # Also where the clock was set back: a due time that was dealt with under this name is not due again.
     next_at = first_after(timing, anchor, max(tx.now, row["last_at"] if row is not None else 0))
@@ -91,7 +94,7 @@ def put(tx: Transaction, wanted: NewSchedule) -> ScheduleSet:
     values = {
         "definition": definition, "anchor": anchor, "first_at": next_at, "next_at": next_at,
         "due_at": fires_at(wanted.name, timing, next_at), "problem": "", "set_by": tx.by, "updated_at": tx.now,
-        **dict.fromkeys(COUNTS, 0),
+        "queue": wanted.place.queue if wanted.place is not None else "", **dict.fromkeys(COUNTS, 0),
     }  # fmt: skip
     if row is None:
         _require_room(tx)
@@ -207,7 +210,7 @@ def _fire(tx: Transaction, row: Row, run_id: str, homes: Homes) -> Fired:
                 tx, session_id, wanted.spec, spec_hash=wanted.spec["hash"], placement=wanted.placement,
                 node_id=homes.home_for(session_id), metadata=wanted.metadata,
             )  # fmt: skip
-        accept(tx, session_id, run_id, content, source=SOURCE)
+        accept(tx, session_id, run_id, content, source=SOURCE, place=wanted.place)
     except UnderstudyError as error:
         if tx.writes != before:
             raise

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, case, func, select
+from sqlalchemy import Connection, and_, bindparam, case, func, literal_column, select, tuple_
 
 from understudy.errors import UnknownQueue
 from understudy.queues import BEGUN, BEHIND, WAITS
-from understudy.reads import QueueInfo
+from understudy.reads import QueueInfo, WaitsIn
 
 from ..db.prepared import Row, first, read
-from ..db.statements import QUEUE, RUN
+from ..db.statements import INBOX, QUEUE, RUN, same_session
 from ..db.tables import IN_QUEUE
+from ..operations.queues import FIRST
 
 MINE = QUEUE.c.namespace == bindparam("ns")
 
@@ -33,6 +34,22 @@ _NUMBERS = (
 SELECT_NUMBERS = _NUMBERS
 SELECT_NUMBERS_OF = _NUMBERS.where(RUN.c.queue == bindparam("name"))
 
+WAITING = RUN.c.slot == literal_column(str(WAITS))
+SELECT_NEXT = (
+    select(*FIRST, RUN.c.queue, RUN.c.queue_key, QUEUE.c.paused)
+    .select_from(INBOX)
+    .join(RUN, and_(same_session(RUN, INBOX), RUN.c.run_id == INBOX.c.key))
+    .outerjoin(QUEUE, and_(QUEUE.c.namespace == RUN.c.namespace, QUEUE.c.name == RUN.c.queue))
+    .where(
+        INBOX.c.namespace == bindparam("ns"), INBOX.c.session_id == bindparam("session"), INBOX.c.kind == "input",
+        WAITING,
+    )
+)  # fmt: skip
+_not_behind = tuple_(*FIRST) <= tuple_(*(bindparam(column.name) for column in FIRST))
+SELECT_PLACE = select(func.count().label("waiting"), func.sum(case((_not_behind, 1), else_=0)).label("place")).where(
+    RUN.c.namespace == bindparam("ns"), RUN.c.queue == bindparam("queue"), IN_QUEUE, WAITING
+)
+
 
 def queues(connection: Connection, namespace: str) -> list[QueueInfo]:
     """All of them, by their names."""
@@ -47,6 +64,22 @@ def queue(connection: Connection, namespace: str, name: str) -> QueueInfo:
     if row is None:
         raise UnknownQueue(f"there is no queue {name!r} in this store")
     return _info(row, first(connection, SELECT_NUMBERS_OF, ns=namespace, name=name))
+
+
+def waits_in(connection: Connection, namespace: str, session_id: str) -> WaitsIn | None:
+    """Where a session's next run waits; None if it has a slot, or needs none."""
+    row = first(connection, SELECT_NEXT, ns=namespace, session=session_id)
+    if row is None:
+        return None
+    mine = {column.name: row[column.name] for column in FIRST}
+    [counted] = read(connection, SELECT_PLACE, ns=namespace, queue=row["queue"], **mine)
+    if not counted["waiting"]:
+        return None  # it has just begun
+    return WaitsIn(
+        queue=row["queue"], run_id=row["run_id"], key=row["queue_key"], priority=-row["queue_rank"],
+        place=max(1, int(counted["place"])), waiting=int(counted["waiting"]), accepted_at=row["accepted_at"],
+        paused=bool(row["paused"]),
+    )  # fmt: skip
 
 
 def due_queues(connection: Connection, namespace: str, until: int) -> list[tuple[str, int]]:

@@ -59,7 +59,9 @@ def _info(row: Row) -> ScheduleInfo:
     rules = {name: getattr(wanted, name) for name in ("content", "session_id", "overlap", "catch_up", "window",
                                                        "max_firings", "memory")}  # fmt: skip
     times = {name: getattr(timing, name) for name in timing.__struct_fields__}
-    of_each: Row = {"agent": "", "workflow": ""}
+    of_each: Row = {"agent": "", "workflow": "", "key": "", "priority": 0}
+    if wanted.place is not None:
+        of_each |= {"key": wanted.place.key, "priority": wanted.place.priority}
     if wanted.spec is not None:
         of_each["workflow" if wanted.spec.get("kind") == WORKFLOW else "agent"] = wanted.spec["name"]
     return ScheduleInfo(**{**row, **rules, **times, **of_each, "paused": bool(row["paused"]), "by": by})

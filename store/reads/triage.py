@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, bindparam, or_, select
+from sqlalchemy import Connection, bindparam, func, or_, select
 
 from understudy.errors import UnknownTriageEntry
 from understudy.reads import LoopMemory, TriageEntry
@@ -24,6 +24,15 @@ SELECT_MEMORY = select(*columns_of(LOOP_MEMORY, LoopMemory)).where(
     LOOP_MEMORY.c.namespace == bindparam("ns"), LOOP_MEMORY.c.name == bindparam("name")
 )
 
+MOST_COUNTED = 100
+SELECT_OPEN = (
+    select(TRIAGE.c.schedule, func.count().label("open"))
+    .where(MINE, TRIAGE.c.resolved_at == 0)
+    .group_by(TRIAGE.c.schedule)
+    .order_by(func.count().desc(), TRIAGE.c.schedule)
+    .limit(MOST_COUNTED)
+)
+
 MOST_READ = 1_000
 """Entries that are read at once."""
 
@@ -40,6 +49,11 @@ def triage_entry(connection: Connection, namespace: str, entry_id: str) -> Triag
     if row is None:
         raise UnknownTriageEntry(f"there is no entry {entry_id!r} in triage")
     return TriageEntry(**row)
+
+
+def open_entries(connection: Connection, namespace: str) -> dict[str, int]:
+    """How many are open, by schedule; of the `MOST_COUNTED` schedules that have most."""
+    return {row["schedule"]: row["open"] for row in read(connection, SELECT_OPEN, ns=namespace)}
 
 
 def loop_memory(connection: Connection, namespace: str, name: str) -> LoopMemory:

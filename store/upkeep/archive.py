@@ -27,6 +27,7 @@ from understudy.errors import (
     UntrustedCode,
 )
 from understudy.identifiers import check_identifier
+from understudy.queues import WAITS
 
 from .. import budgets, ledger
 from ..check.check import check
@@ -49,7 +50,7 @@ from ..db.statements import (
     TIMER,
     TOOL_CALL,
 )
-from ..operations import code, notes, progress, trust
+from ..operations import code, notes, progress, queues, trust
 from ..reads import queries
 from ..transaction import Transaction
 
@@ -401,6 +402,7 @@ def _insert(tx: Transaction, archive: Archive) -> None:
     _take_off(tx, top["session_id"])
     for digest, data in archive.code.items():
         code.put(tx, digest, data)
+    queues.look_soon(tx, {run["queue"] for run in runs if run.get("slot") == WAITS})
 
 
 def _take_off(tx: Transaction, root_id: str) -> None:

@@ -139,7 +139,8 @@ def test_fleet_has_what_was_asked_for() -> None:
     """Given the fleet, then it begins with its health, and no quantile is averaged: buckets are summed first."""
     made = fleet()
     assert [row.title for row in made.rows] == [
-        "Is it healthy?", "Work", "Recovery", "Model and money", "Tools", "Queues", "Store and projection", "Nodes",
+        "Is it healthy?", "Work", "Recovery", "Model and money", "Tools", "Queues and schedules",
+        "Store and projection", "Nodes",
     ]  # fmt: skip
     assert len(made.panels()) >= 14
     text = made.text()

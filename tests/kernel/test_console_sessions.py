@@ -402,6 +402,75 @@ async def test_a_node_is_drained_and_taken_back_from_its_page(tmp_path: Path) ->
             assert wrong == []
 
 
+async def waiting_in_queues(kernel: k.Kernel) -> None:
+    """A queue of one at once with a run at work and three that wait, and a paused loop with something in triage."""
+    await kernel.ask("set_queue", {"name": "crawl", "concurrency": 1, "rate": {"limit": 9, "seconds": 60}})
+    kernel.server.hold()
+    for name, priority in (("at-work", 0), ("second", 0), ("third", 0), ("first", 5)):
+        await kernel.spawn(name, k.spec(""))
+        place = {"queue": "crawl", "key": "acme", "priority": priority}
+        await kernel.ask("send", name, {"run_id": "r", "content": "go", "place": place})
+    poor = k.spec(budget=[{"scope": "tree", "tokens": 1}])
+    looks = {"name": "looks", "content": "Look <b>around</b>", "timing": {"every": 3600}, "memory": True, "spec": poor}
+    await kernel.ask("set_schedule", looks, {})
+    fired = await kernel.ask("trigger_schedule", "looks")
+    await kernel.end(fired["session_id"], fired["run_id"])
+    await kernel.ask("set_schedule", {**looks, "place": {"queue": "crawl"}}, {})
+    await kernel.ask("pause_schedule", "looks", True)
+
+
+async def test_schedules_triage_and_queues_are_told(tmp_path: Path) -> None:
+    """The console's server tells of all of them, and of a session that waits in which queue it is, and its place."""
+    async with stage(tmp_path) as (kernel, _, url), client_of(url) as client:
+        await waiting_in_queues(kernel)
+        found = (await client.get("/api/schedules")).json()
+        (queue,), (entry,), (schedule,) = found["queues"], found["triage"], found["schedules"]
+        assert (queue["name"], queue["at_work"], queue["waiting"], queue["concurrency"]) == ("crawl", 1, 3, 1)
+        assert (entry["schedule"], entry["count"], entry["last_run"]) == ("looks", 1, schedule["last_run"])
+        assert (schedule["queue"], schedule["paused"], schedule["last_status"]) == ("crawl", True, "budget_exceeded")
+        places = {}
+        for name in ("at-work", "first", "second", "third"):
+            waits = (await client.get(f"/api/sessions/{name}")).json()["waits_in"]
+            places[name] = waits and (waits["queue"], waits["key"], waits["place"], waits["waiting"])
+        assert places == {
+            "at-work": None, "first": ("crawl", "acme", 1, 3), "second": ("crawl", "acme", 2, 3),
+            "third": ("crawl", "acme", 3, 3),
+        }  # fmt: skip
+        assert (await client.get("/api/schedules", headers={"authorization": ""})).status_code == 401
+        kernel.server.release()
+        await kernel.end("third")
+
+
+@pytest.mark.thorough
+async def test_who_waits_in_a_queue_is_seen(tmp_path: Path) -> None:
+    """The page has queues, schedules and triage, as text; a session's page its place in the queue, which changes as
+    others begin."""
+    async with stage(tmp_path) as (kernel, _, url):
+        await waiting_in_queues(kernel)
+        await kernel.ask("pause_queue", "crawl", True)
+        async with opened(url, "#/schedules", viewport={"width": 400, "height": 800}) as (page, wrong):
+            queue = page.get_by_role("table", name="Queues").locator("tbody tr")
+            await expect(queue).to_contain_text("crawl")
+            await expect(queue).to_contain_text("paused")
+            await expect(queue).to_contain_text("1 at once, 9 within 1 min 0 s")
+            await expect(page.get_by_role("table", name="Open in triage").locator("tbody tr")).to_contain_text("1 time")
+            schedule = page.get_by_role("table", name="Schedules").locator("tbody tr")
+            await expect(schedule).to_contain_text("Look <b>around</b>")
+            await expect(schedule).to_contain_text("budget exceeded")
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 400
+            await page.goto(f"{url}/#/session/third")
+            await expect(page.get_by_text("Waits in queue")).to_contain_text("place 3 of 3")
+            await kernel.ask("cancel", "second", "r", "no")
+            await expect(page.get_by_text("Waits in queue")).to_contain_text("place 2 of 2", timeout=20_000)
+            await page.get_by_text("Waits in queue").get_by_role("link", name="crawl").click()
+            await expect(page).to_have_title("Schedules and queues · Understudy")
+            await kernel.ask("pause_queue", "crawl", False)
+            kernel.server.release()
+            await kernel.end("third")
+            await expect(queue).to_contain_text("active")
+            assert wrong == []
+
+
 @pytest.mark.thorough
 async def test_a_person_sends_an_input_and_answers_without_a_mouse(tmp_path: Path) -> None:
     """The skip link leads to the content; Escape leaves a dialog, and what is sent begins a run."""

@@ -43,6 +43,7 @@ from .test_sinks import Picky
 
 PATIENCE = 30.0
 DEATHS = 100
+QUEUE_STATES = ("at_work", "waiting", "behind")
 Shown = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 Row = dict[str, Any]
 
@@ -611,6 +612,32 @@ async def test_the_store_is_counted_as_it_is(store: str, tmp_path: Path) -> None
             await kernel.service.journal.submit(partial(_spend, session_id="queued", amount=spent))
             await counting.count()
             assert total(shown(metrics), "understudy_budgets_near_limit", resource="tokens") == near
+
+
+async def test_queues_and_triage_are_counted(store: str, tmp_path: Path) -> None:
+    """Given a queue with runs at work and waiting, and failures of a schedule, then one service shows how many of each
+    there are; what is resolved is shown no more."""
+    async with k.running(store, tmp_path, frames=1) as kernel:
+        counting, metrics = kernel.service.projection.counting, kernel.service.projection.metrics
+        poor = k.spec(budget=[{"scope": "tree", "tokens": 1}])
+        wanted = {"name": "looks", "content": "go", "timing": {"every": 3600}, "spec": poor}
+        await kernel.ask("set_schedule", wanted, {})
+        fired = await kernel.ask("trigger_schedule", "looks")
+        await kernel.end(fired["session_id"], fired["run_id"])
+        await kernel.ask("set_queue", {"name": "q", "concurrency": 1})
+        await kernel.stop_frames()
+        for name in ("a", "b", "c"):
+            await kernel.spawn(name, k.spec())
+            await kernel.ask("send", name, {"run_id": "r", "content": "go", "place": {"queue": "q"}})
+        await counting.count()
+        found = shown(metrics)
+        states = {state: total(found, "understudy_queue_runs", queue="q", state=state) for state in QUEUE_STATES}
+        assert states == {"at_work": 1, "waiting": 2, "behind": 0}
+        assert total(found, "understudy_triage_open", schedule="looks") == 1
+        [entry] = await kernel.ask("read", "triage", [], {})
+        await kernel.ask("resolve_triage", entry["id"])
+        await counting.count()
+        assert total(shown(metrics), "understudy_triage_open") == 0
 
 
 def _spend(tx: Any, session_id: str, amount: int) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 from understudy import WorkflowContext, workflow
 from understudy.cluster.client.workflows import compile_workflow, definition_required
-from understudy.errors import InvalidInput, SessionClosed, UnknownSchedule, UnknownSession
+from understudy.errors import Conflict, InvalidInput, SessionClosed, UnknownQueue, UnknownSchedule, UnknownSession
 from understudy.store.db.statements import SCHEDULE
 from understudy.store.operations import code, schedules
 from understudy.store.reads import schedules as schedule_reads
@@ -104,6 +104,47 @@ async def test_each_firing_has_a_session(kernel: k.Kernel) -> None:
         assert (info["agent"], info["metadata_json"]) == ("clerk", {"for": "night"})
     found = await kernel.ask("read", "sessions", [], {})
     assert len({row["session_id"] for row in found}) == 2
+
+
+async def test_firings_wait_in_a_queue(kernel: k.Kernel) -> None:
+    """Given schedules, of a session and of sessions of their own, that name a queue, when they fire, then their runs
+    wait there, by their keys and priorities, and nowhere else; the schedule says which queue it is."""
+    await kernel.ask("set_queue", {"name": "q", "concurrency": 1})
+    await kernel.spawn("s", k.spec())
+    await kernel.ask("pause_queue", "q", True)
+    await put(kernel, "plain", place={"queue": "q"})
+    await put(kernel, "first", place={"queue": "q", "key": "acme", "priority": 3}, spec=k.spec(), placement="")
+    own = (await fire(kernel, "plain"))["last_run"], (await fire(kernel, "first"))["last_run"]
+    found = await read(kernel, "first")
+    assert (found["queue"], found["key"], found["priority"]) == ("q", "acme", 3)
+    assert [(await kernel.info(session_id))["status"] for session_id in ("s", own[1])] == ["waiting_for_queue"] * 2
+    await kernel.ask("pause_queue", "q", False)
+    ended = [await kernel.end("s", own[0]), await kernel.end(own[1], own[1])]
+    assert [run["status"] for run in ended] == ["completed"] * 2
+    [later], [earlier] = [
+        [event["at"] for event in await kernel.events(session_id) if event["type"] == "run_admitted"]
+        for session_id in ("s", own[1])
+    ]
+    assert earlier < later
+
+
+async def test_a_schedule_keeps_its_queue(kernel: k.Kernel) -> None:
+    """Given no queue of that name, then no schedule is set for it; given one, then it is not removed while a schedule
+    names it, also one that has ended, and is once that is deleted or names another."""
+    await kernel.spawn("s", k.spec())
+    with pytest.raises(UnknownQueue, match="there is no queue 'q'"):
+        await put(kernel, place={"queue": "q"})
+    assert await kernel.ask("read", "schedules", [], {}) == []
+    await kernel.ask("set_queue", {"name": "q", "concurrency": 1})
+    await put(kernel, place={"queue": "q"})
+    await put(kernel, "ended", place={"queue": "q"}, max_firings=1)
+    done = await fire(kernel, "ended")
+    await kernel.end("s", done["last_run"])
+    for name in ("ended", "n"):
+        with pytest.raises(Conflict, match="names queue 'q'"):
+            await kernel.ask("remove_queue", "q")
+        await (kernel.ask("delete_schedule", name) if name == "ended" else put(kernel, name))
+    assert await kernel.ask("remove_queue", "q")
 
 
 @workflow

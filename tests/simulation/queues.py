@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from understudy.queues import BEGUN, WAITS
-from understudy.store.db.statements import EVENT, QUEUE, RUN
+from understudy.schedules import SOURCE
+from understudy.store.db.statements import EVENT, QUEUE, RUN, SCHEDULE
 
 if TYPE_CHECKING:
     from .plan import Work
@@ -45,13 +46,9 @@ def _queued(chosen: random.Random, work: Work, limits: list[dict[str, Any]], win
     actions = [Action(0.0, "set_queue", one) for one in limits]
     share = chosen.choice((0.4, 1.0))
     for action in work.actions:
-        if action.kind == "send" and action.on is None and chosen.random() < share:
-            place = {
-                "queue": chosen.choice(NAMES),
-                "key": chosen.choice(KEYS),
-                "priority": chosen.choice((0, 0, 1, -2)),
-            }
-            action = replace(action, what={**action.what, "place": place})
+        begins = action.kind == "set_schedule" or (action.kind == "send" and action.on is None)
+        if begins and chosen.random() < share:
+            action = replace(action, what={**action.what, "place": _place(chosen)})
         actions.append(action)
     for one in limits:
         if chosen.random() < 0.3 and one["concurrency"]:
@@ -66,9 +63,14 @@ def _queued(chosen: random.Random, work: Work, limits: list[dict[str, Any]], win
     return replace(work, actions=tuple(sorted(actions, key=_order)))
 
 
+def _place(chosen: random.Random) -> dict[str, Any]:
+    return {"queue": chosen.choice(NAMES), "key": chosen.choice(KEYS), "priority": chosen.choice((0, 0, 1, -2))}
+
+
 def overtaken(connection: Any) -> Iterator[str]:
     """Never more runs of a queue are at work than its limits allow, of all and of each key; and nobody waits whom they
-    let begin, unless the queue is paused, or is to be looked at by itself. At any moment: plans only raise limits."""
+    let begin, unless the queue is paused, or is to be looked at by itself; and the queue of a schedule is there. At any
+    moment: plans only raise limits."""
     columns = (RUN.c.queue, RUN.c.queue_key, RUN.c.slot)
     runs = connection.execute(select(*columns).where(RUN.c.slot.in_((WAITS, BEGUN)))).all()
     for row in connection.execute(select(QUEUE)).mappings():
@@ -83,6 +85,10 @@ def overtaken(connection: Any) -> Iterator[str]:
         waiting = [key for queue, key, slot in runs if (queue, slot) == (name, WAITS) and key not in full]
         if waiting and not (row["paused"] or row["due_at"] or (most and at_work.total() >= most)):
             yield f"{len(waiting)} runs wait in queue {name}, where there is room"
+    here = select(QUEUE.c.name).where(QUEUE.c.namespace == SCHEDULE.c.namespace, QUEUE.c.name == SCHEDULE.c.queue)
+    gone = select(SCHEDULE.c.name, SCHEDULE.c.queue).where(SCHEDULE.c.queue != "", ~here.exists())
+    for name, queue in connection.execute(gone):
+        yield f"schedule {name} names queue {queue}, which is not there"
 
 
 def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[str]:
@@ -100,6 +106,8 @@ def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[
             pairs = zip(times, times[rate:], strict=False)
             for early, late in ((early, late) for early, late in pairs if late - early < period):
                 yield f"{rate + 1} runs of queue {row['name']} began within {(late - early) / 1e6:.6f} s, at {late}"
+    fired = select(func.count()).where(RUN.c.source == SOURCE, RUN.c.queue != "")
+    counts["firings in queues"] += connection.execute(fired).scalar() or 0
     left = select(RUN.c.session_id, RUN.c.run_id, RUN.c.slot).where(RUN.c.slot > 0)
     for session_id, run_id, slot in connection.execute(left):
         yield f"run {run_id} of {session_id} is left at {slot} in its queue"

@@ -479,6 +479,36 @@ async def test_waits_and_wakeups_go_on_elsewhere(
         assert [row["name"] for row in await kernel.ask("read", "wakeups", ["sleeps"], {})] == ["soon", "later"]
 
 
+@pytest.mark.parametrize("made", ["before", "while services run", "later"])
+async def test_who_waits_in_a_queue_begins_elsewhere(
+    store: str, beside: str, tmp_path: Path, server: OfflineServer, made: str
+) -> None:
+    """An archive of a session whose input waits in a queue is taken in, before services run or while they do; it begins
+    where there is room in the queue of that name, and otherwise once somebody makes that."""
+    async with k.running(store, tmp_path, server=server) as kernel:
+        await kernel.ask("set_queue", {"name": "q", "concurrency": 1})
+        await kernel.ask("pause_queue", "q", True)
+        await kernel.spawn("s", k.spec())
+        for run_id in ("r", "r2"):
+            await kernel.ask("send", "s", {"run_id": run_id, "content": "go", "place": {"queue": "q"}})
+        waits = export(store, "s")
+    if made == "before":
+        async with k.running(beside, tmp_path, server=server) as kernel:
+            await kernel.ask("set_queue", {"name": "q", "concurrency": 1})
+    if made != "while services run":
+        assert await load(beside, waits, resume=True) is True
+    async with k.running(beside, tmp_path, server=server) as kernel:
+        if made == "later":
+            assert (await kernel.info("s"))["status"] == "waiting_for_queue"
+        if made != "before":
+            await kernel.ask("set_queue", {"name": "q", "concurrency": 1})
+        if made == "while services run":
+            assert await load(beside, waits, resume=True) is True
+            await kernel.service.sweep.run(0)
+        assert [(await kernel.end("s", run_id))["status"] for run_id in ("r", "r2")] == ["completed"] * 2
+        kernel.check()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("lifecycle", ["ephemeral", "linked", "detached"])
 async def test_a_sub_agent_at_work_goes_on_alone(

@@ -64,6 +64,7 @@ async def work(dsn: str, directory: Path) -> None:
             await jobs(kernel)
             await notes(kernel)
             await loops(kernel)
+            await queues(kernel)
             await reads(kernel)
         finally:
             await kernel.stop()
@@ -208,7 +209,8 @@ async def notes(kernel: k.Kernel) -> None:
 
 async def loops(kernel: k.Kernel) -> None:
     """A loop whose run fails, and is tried again with success; what clients read and do of it."""
-    told = {"name": "loop", "content": "go", "timing": {"every": 3600}, "memory": True}
+    told = {"name": "loop", "content": "go", "timing": {"every": 3600}, "memory": True, "place": {"queue": "loops"}}
+    await kernel.ask("set_queue", {"name": "loops", "concurrency": 1})
     for compiled in (k.spec(budget=[{"scope": "tree", "tokens": 1}], hash="poor"), k.spec(hash="rich")):
         await kernel.ask("set_schedule", {**told, "spec": compiled}, {})
         found = await kernel.ask("read", "triage", [], {})
@@ -222,6 +224,20 @@ async def loops(kernel: k.Kernel) -> None:
     await kernel.ask("resolve_triage", entry["id"])
     await kernel.ask("reset_loop", "loop")
     await kernel.ask("delete_schedule", "loop")
+    await kernel.ask("remove_queue", "loops")
+
+
+async def queues(kernel: k.Kernel) -> None:
+    """A run that waits, and another behind it."""
+    await kernel.ask("set_queue", {"name": "q", "per_key": 1})
+    await kernel.ask("pause_queue", "q", True)
+    for name in ("s-queued", "s-behind"):
+        await kernel.spawn(name, k.spec())
+        await kernel.ask("send", name, {"run_id": "r", "content": "go", "place": {"queue": "q", "key": "a"}})
+    found = await kernel.ask("read", "waits_in", ["s-behind"], {})
+    assert (found["place"], found["waiting"]) == (2, 2)
+    await kernel.ask("pause_queue", "q", False)
+    await kernel.end("s-behind")
 
 
 VALUES = {

@@ -18,14 +18,16 @@ from typer.testing import CliRunner
 from understudy import (
     AgentSpec,
     InvalidInput,
+    QueuePlace,
     ScheduleInfo,
     SessionClosed,
+    UnknownQueue,
     UnknownSchedule,
     WorkflowContext,
     tool,
     workflow,
 )
-from understudy.cluster.cli import schedules_command
+from understudy.cluster.cli import loop_command, schedules_command
 from understudy.cluster.cli.main import app
 from understudy.testing import LocalCluster
 
@@ -200,6 +202,31 @@ def test_a_closed_session_has_no_schedule(cluster: LocalCluster) -> None:
     cluster.spawn(AgentSpec(name="a"), session_id="s").close()
     with pytest.raises(SessionClosed):
         cluster.schedule("n", "x", session="s", every=60)
+
+
+def test_a_schedule_in_a_queue(cluster: LocalCluster, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a queue, when a schedule or a loop is set for it, from Python or by a command, then the run of a firing
+    waits there, and the schedule says where; one for a queue that is not there, or a key without one, is refused."""
+    monkeypatch.setattr(loop_command, "connected", lambda *_, **__: contextlib.nullcontext(cluster))
+    with pytest.raises(UnknownQueue):
+        cluster.schedule("a", "x", agent=AgentSpec(name="a"), every=60, queue="crawl")
+    refused = command("create", "a", "x", "--every", "1m", "--key", "acme", "--json")
+    assert (refused.exit_code, "key and priority are of a queue" in refused.stdout) == (2, True)
+    queue = cluster.queue("crawl", concurrency=1)
+    queue.pause()
+    cluster.schedule("a", "x", agent=AgentSpec(name="a"), every=3600, queue=QueuePlace("crawl", "acme", 2))
+    command("create", "b", "y", "--every", "1h", "--queue", "crawl", "--key", "acme", "--priority", "3")
+    CliRunner().invoke(app, ["loop", "z", "--name", "c", "--every", "1h", "--queue", "crawl"], catch_exceptions=False)
+    found = json.loads(command("list", "--json").stdout)["schedules"]
+    assert [(one["queue"], one["key"], one["priority"]) for one in found] == [
+        ("crawl", "acme", 2), ("crawl", "acme", 3), ("crawl", "", 0),
+    ]  # fmt: skip
+    assert "queue      crawl, key acme, priority 3" in command("show", "b").stdout
+    fired = [cluster.schedule(name).trigger() for name in "abc"]
+    assert queue.info().waiting == 3
+    queue.resume()
+    texts = [cluster.session(one.session_id).run(one.run_id).result(PATIENCE, check=True).text for one in fired]
+    assert texts[:2] == ["offline: x", "offline: y"]
 
 
 def test_the_commands(cluster: LocalCluster, command: Command, tmp_path: Path) -> None:

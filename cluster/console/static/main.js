@@ -4,12 +4,14 @@ import { get, post } from "./api.js";
 import { h, text } from "./dom.js";
 import { fleetView } from "./fleet.js";
 import { nodesView } from "./nodes.js";
+import { schedulesView } from "./schedules.js";
 import { sessionView } from "./session.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 let leave = () => {};
 let shown = "";
+const TITLES = { nodes: "Nodes", schedules: "Schedules and queues" };
 
 const page = {
   me: { may_act: false },
@@ -31,19 +33,22 @@ const page = {
   },
 };
 
-// #/ · #/?FILTER · #/nodes · #/session/ID · #/session/ID/PART · #/session/ID/run/RUN
+// #/ · #/?FILTER · #/nodes · #/schedules · #/session/ID · #/session/ID/PART · #/session/ID/run/RUN
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
   const parts = path.split("/").map((part) => {
     try { return decodeURIComponent(part); } catch { return part; }
   });
-  if (parts[0] === "nodes") return { view: "nodes" };
+  if (Object.hasOwn(TITLES, parts[0])) return { view: parts[0] };
   if (parts[0] !== "session" || !parts[1]) return { view: "fleet", query };
   if (parts[2] === "run" && parts[3]) return { view: "session", session: parts[1], part: "trace", run: parts[3] };
   return { view: "session", session: parts[1], part: parts[2] || "events", run: "" };
 }
 
-const VIEWS = { session: sessionView, fleet: fleetView, nodes: (place, _wanted, shared) => nodesView(place, shared) };
+const VIEWS = {
+  session: sessionView, fleet: fleetView, nodes: (place, _wanted, shared) => nodesView(place, shared),
+  schedules: (place, _wanted, shared) => schedulesView(place, shared),
+};
 
 function route() {
   const wanted = parse(location.hash);
@@ -53,10 +58,12 @@ function route() {
   leave();
   main.replaceChildren();
   shown = name;
-  document.title = wanted.session ? `${wanted.session} · Understudy` : wanted.view === "nodes" ? "Nodes · Understudy" : "Understudy";
-  for (const [part, element] of [["fleet", "to-fleet"], ["nodes", "to-nodes"]]) {
-    if (wanted.view === part) document.getElementById(element).setAttribute("aria-current", "page");
-    else document.getElementById(element).removeAttribute("aria-current");
+  const title = wanted.session || TITLES[wanted.view];
+  document.title = title ? `${title} · Understudy` : "Understudy";
+  for (const part of ["fleet", ...Object.keys(TITLES)]) {
+    const element = document.getElementById(`to-${part}`);
+    if (wanted.view === part) element.setAttribute("aria-current", "page");
+    else element.removeAttribute("aria-current");
   }
   leave = VIEWS[wanted.view](main, wanted, page);
   main.focus({ preventScroll: true });
@@ -111,6 +118,7 @@ window.addEventListener("keydown", (event) => {
     if (filter) { event.preventDefault(); filter.focus(); }
   } else if (event.key === "g") location.hash = page.fleet;
   else if (event.key === "n") location.hash = "#/nodes";
+  else if (event.key === "s") location.hash = "#/schedules";
   else if (/^[1-9]$/.test(event.key)) document.querySelectorAll("[role=tab]:not([hidden])")[event.key - 1]?.click();
 });
 start();

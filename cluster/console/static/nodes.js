@@ -1,36 +1,22 @@
 // The nodes: their processes, the sessions with work that are there, and whether they are drained.
 
-import { get, post } from "./api.js";
+import { post } from "./api.js";
 import { ask, h, show, sync, text } from "./dom.js";
 import { bytes, moment, words } from "./format.js";
+import { polling } from "./polling.js";
+import { stacked } from "./rows.js";
 
-const REFRESH_MS = 3_000;
 const HEADS = ["Node", "State", "Services", "Session actors", "Memory", "Ready sessions", "Sessions in a process", "Waiting without one", "What they do", ""];
 
 export function nodesView(main, page) {
-  const trouble = h("div"), body = h("tbody"), none = h("p", { class: "quiet" });
-  const heads = HEADS.map((name) => h("th", { scope: "col" }, name || h("span", { class: "hidden" }, "Actions")));
-  main.append(h("h1", null, "Nodes"), trouble, h("section", { class: "panel" }, h("div", { class: "scroll" },
-    h("table", { class: "nodes", "aria-label": "Nodes" }, h("thead", null, h("tr", null, heads)), body)), none));
-  let timer, gone = false;
-
-  async function look() {
-    clearTimeout(timer);
-    try {
-      const found = nodesOf(await get("/api/nodes"));
-      if (gone) return;
-      page.state("live");
-      show(trouble);
-      text(none, found.length ? "" : "No node has a service.");
-      sync(body, found, (node) => node.id, makeNode, (element, node) => updateNode(element, node, page.me.may_act, change));
-    } catch (error) {
-      if (gone) return;
-      if (error.status === 401) return page.refused(error);
-      page.state("reconnecting");
-      show(trouble, h("p", { class: "problem", role: "alert" }, error.message));
-    }
-    timer = setTimeout(look, REFRESH_MS);
-  }
+  const trouble = h("div"), none = h("p", { class: "quiet" });
+  const { body, element: nodes, row } = stacked("Nodes", HEADS);
+  main.append(h("h1", null, "Nodes"), trouble, h("section", { class: "panel" }, nodes), none);
+  const { look, leave } = polling("/api/nodes", page, trouble, (answer) => {
+    const found = nodesOf(answer);
+    text(none, found.length ? "" : "No node has a service.");
+    sync(body, found, (node) => node.id, row, (element, node) => updateNode(element, node, page.me.may_act, change));
+  });
 
   async function change(node) {
     const back = node.drain;
@@ -47,8 +33,7 @@ export function nodesView(main, page) {
     look();
   }
 
-  look();
-  return () => { gone = true; clearTimeout(timer); };
+  return leave;
 }
 
 export function nodesOf({ services, sessions, drains, loads }) {
@@ -75,10 +60,6 @@ export function nodesOf({ services, sessions, drains, loads }) {
 function state({ services, drain }) {
   if (drain) return drain.finished_at ? ["drained", `since ${moment(drain.finished_at)}`] : ["draining", `${drain.left} left, until ${moment(drain.deadline)}`];
   return services.some((service) => service.role === "node") ? ["in use", ""] : ["no service", ""];
-}
-
-function makeNode() {
-  return h("tr", null, HEADS.map((name, place) => h(place ? "td" : "th", place ? { "data-name": name || null } : { scope: "row", class: "mono" })));
 }
 
 function updateNode(element, node, mayAct, change) {

@@ -63,3 +63,11 @@ export function table(caption, columns, first) {
   rowKeys(body, "td.c-agent a");
   return { body, element: h("div", { class: "scroll" }, h("table", { "aria-label": caption }, h("thead", null, h("tr", null, heads)), body)) };
 }
+
+// A table whose rows become paragraphs on a narrow page; `row` makes one, its cells empty.
+export function stacked(caption, heads) {
+  const body = h("tbody");
+  const titles = heads.map((name) => h("th", { scope: "col" }, name || h("span", { class: "hidden" }, "Actions")));
+  const element = h("div", { class: "scroll" }, h("table", { class: "stacked", "aria-label": caption }, h("thead", null, h("tr", null, titles)), body));
+  return { body, element, row: () => h("tr", null, heads.map((name, place) => h(place ? "td" : "th", place ? { "data-name": name || null } : { scope: "row", class: "mono" }))) };
+}

@@ -71,7 +71,7 @@ class SessionView {
         this.state = state;
         this.drawTree();
         this.drawTitle();
-        if (changed || this.problem) this.soon();
+        if (changed || this.problem || this.detail?.waits_in) this.soon(); // its place in a queue changes with others
       },
     }, { state: this.page.state, refused: this.page.refused, check: () => get(of(this.id)) });
     this.drawPart();
@@ -138,7 +138,8 @@ class SessionView {
       `created ${moment(row.created_at)}`].filter(Boolean);
     show(this.title, h("p", { class: "quiet" }, h("a", { href: this.page.fleet }, "Sessions"), row.parent_id ? [" / ", link(row.root_id, "tree ", brief(row.root_id)), " / ", link(row.parent_id, "parent")] : ""),
       h("h1", null, row.agent, " ", info.kind === "workflow" ? [h("span", { class: "pill" }, "workflow"), " "] : "", pill(row.status), row.restarts ? h("span", { class: "pill session_crashed" }, `restored ${row.restarts}×`) : "", row.closed ? h("span", { class: "pill" }, "closed") : ""),
-      h("p", { class: "mono" }, row.session_id), h("p", { class: "quiet" }, facts.join(" · ")));
+      h("p", { class: "mono" }, row.session_id), h("p", { class: "quiet" }, facts.join(" · ")),
+      row.status === "waiting_for_queue" && this.detail.waits_in ? h("p", null, waitsIn(this.detail.waits_in)) : "");
     const trouble = [this.problem, this.state?.problem && `${this.state.problem.message} ${this.state.problem.hint}`, row.error && `${row.error.code}: ${row.error.message}`];
     show(this.trouble, trouble.filter(Boolean).map((line) => h("p", { class: "problem", role: "alert" }, line)),
       this.state?.truncated ? h("p", { class: "quiet" }, "The tree is long: its first events are not shown here. Those of this session are below.") : "");
@@ -427,6 +428,11 @@ function budgets(session, rows) {
       h("td", null, row.reserved ? amount(row.resource, row.reserved) : "–"), h("td", null, amount(row.resource, row.allowed)),
       h("td", null, row.resource === "depth" ? "" : h("meter", { min: 0, max: row.allowed || 1, high: row.allowed * 0.8, optimum: 0, value: Math.min(row.allowed, row.spent + row.reserved), "aria-label": "used" }))))))) :
     h("p", { class: "quiet" }, "Nothing limits this session, or the trees that it is in.")];
+}
+
+function waitsIn({ queue, key, priority, place, waiting, accepted_at, paused }) {
+  const told = [key ? `key ${key}` : "", priority ? `priority ${priority}` : "", `since ${moment(accepted_at)}`, paused ? "which is paused" : ""].filter(Boolean);
+  return ["Waits in queue ", h("a", { href: "#/schedules" }, queue), `, place ${place} of ${waiting}, ${told.join(", ")}`];
 }
 
 function wakeups(rows) {

@@ -1,5 +1,5 @@
--- Queues: limits of how many runs are at work and begin, and how each run stands with its queue. Sub-agents in the background are
--- found without the others of their parent.
+-- Queues: limits of how many runs are at work and begin, and how each run stands with its queue, and in which those of a schedule
+-- wait. Sub-agents in the background are found without the others of their parent.
 
 CREATE TABLE queue (
     namespace TEXT NOT NULL,
@@ -23,6 +23,8 @@ ALTER TABLE run ADD COLUMN queue_rank BIGINT NOT NULL DEFAULT 0;
 ALTER TABLE run ADD COLUMN slot BIGINT NOT NULL DEFAULT 0;
 
 CREATE INDEX run_queued ON run (namespace, queue, slot, queue_rank, accepted_at) WHERE slot > 0;
+
+ALTER TABLE schedule ADD COLUMN queue TEXT NOT NULL DEFAULT '';
 
 ALTER TABLE session ADD COLUMN queue TEXT NOT NULL DEFAULT '';
 ALTER TABLE session ADD COLUMN queued BIGINT NOT NULL DEFAULT 0;
