@@ -9,6 +9,7 @@ that another transaction has locked sends this one back, and the next try locks 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import bindparam, func, insert, literal_column, select, update
@@ -170,6 +171,14 @@ def settle(tx: Transaction) -> None:
 def look(tx: Transaction, name: str) -> None:
     """Something may begin in a queue by now; nothing if it is gone."""
     tx.queues.setdefault(name, False)
+
+
+def look_soon(tx: Transaction, names: Iterable[str]) -> None:
+    """The same for runs that an archive brings: their sessions are nobody's yet, so whoever sweeps looks."""
+    for name in sorted(names):
+        row = _locked(tx, name)
+        if row is not None and not row["due_at"]:
+            _write(tx, name, {"due_at": tx.now})
 
 
 def _admit(tx: Transaction, row: Row) -> None:

@@ -49,7 +49,7 @@ from ..db.statements import (
     TIMER,
     TOOL_CALL,
 )
-from ..operations import code, notes, progress, trust
+from ..operations import code, notes, progress, queues, trust
 from ..reads import queries
 from ..transaction import Transaction
 
@@ -399,6 +399,7 @@ def _insert(tx: Transaction, archive: Archive) -> None:
             if name != "reservation" or row["accounts"] is not None:
                 _rows(tx, table, rows)
     _take_off(tx, top["session_id"])
+    queues.look_soon(tx, {run["queue"] for run in runs if run.get("queue")})
     for digest, data in archive.code.items():
         code.put(tx, digest, data)
 

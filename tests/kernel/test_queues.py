@@ -14,6 +14,7 @@ from understudy.errors import Conflict, UnknownQueue
 from understudy.store.operations.activation import quarantine
 from understudy.testing.offline import OfflineServer
 
+from ..store.test_archive import export, load
 from . import kernel as k
 from .deaths import Deaths
 from .test_notices import nodes
@@ -314,6 +315,24 @@ async def test_two_node_services_share_a_queue(postgres: str, server: OfflineSer
             async with asyncio.timeout(PATIENCE):
                 await (a if name.startswith("a") else b).end(name)
         assert await admitted(a, *names) == [f"{name}/r" for name in names]
+
+
+async def test_an_archive_brings_runs_that_wait(store: str, server: OfflineServer, tmp_path: Path) -> None:
+    """Given the archive of a session whose run waits for a slot, when a store takes it in that has a queue of the name
+    with room in it, then the run begins, though nothing else happens in the queue."""
+    async with k.running(store, tmp_path, frames=1, server=server) as kernel:
+        await put(kernel, concurrency=1)
+        server.hold()
+        await send(kernel, "s")
+        await send(kernel, "t")
+        archived = export(store, "t")
+        server.release()
+    other = f"sqlite:///{tmp_path}/other.db"
+    async with k.running(other, tmp_path, frames=1, server=server) as kernel:
+        await put(kernel, concurrency=1)
+        assert await load(other, archived, resume=True)
+        await kernel.service.sweep.run(0)
+        assert (await kernel.end("t"))["status"] == "completed"
 
 
 @pytest.mark.parametrize("victim", ["frame", "node"])
