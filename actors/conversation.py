@@ -227,10 +227,11 @@ class Conversation:
         wire.update(provider)
         calls: list[dict[str, Any]] = []
         for call, call_extra in zip(message.tool_calls, call_extras, strict=False):
-            provider_id = call.provider_id or call.call_id
-            if provider_id in self._seen:
-                # The same without deaths and with them, and in a fork.
-                provider_id = f"{provider_id}_{digest(call.call_id.rpartition(COPIED)[2], size=4)}"
+            provider_id = said = call.provider_id or call.call_id
+            own = call.call_id.rpartition(COPIED)[2]  # the same without deaths and with them, and in a fork
+            while provider_id in self._seen:  # copies of several sessions may have the same of this, too
+                own = digest(own, size=4)
+                provider_id = f"{said}_{own}"
             self._seen.add(provider_id)
             self._open[call.call_id] = provider_id
             arguments = shortened_arguments(readable(call.arguments), self.view.longest)

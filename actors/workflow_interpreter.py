@@ -89,7 +89,7 @@ async def interpret(
 class _Interpreter:
     def __init__(self, context: WorkflowContext, most_steps: int | None) -> None:
         self._context = context
-        self._most_steps, self._steps = most_steps, 0
+        self._most_steps, self._steps, self._undoes = most_steps, 0, False
 
     def _count(self) -> None:
         """Come to a step, or to another try of one: also what asks for nothing has an end then."""
@@ -121,7 +121,8 @@ class _Interpreter:
         return result
 
     async def _undone(self, step: Step, variables: Variables, place: Place) -> None:
-        self._steps = 0  # also where the workflow has failed of too many
+        if not self._undoes:  # also where the workflow has failed of too many; all of it together has a limit as well
+            self._undoes, self._steps = True, 0
         await self._step(step, variables, place)
 
     async def _tried(self, step: Step, variables: Variables, place: Place) -> Any:

@@ -179,9 +179,11 @@ def look(tx: Transaction, name: str) -> None:
 
 
 def look_soon(tx: Transaction, names: Iterable[str]) -> None:
-    """Have a service look at these queues as soon as one runs: who writes this begins nothing."""
+    """The same for runs that an archive brings: their sessions are nobody's yet, so whoever sweeps looks."""
     for name in sorted(names):
-        _write(tx, name, {"due_at": tx.now})
+        row = _locked(tx, name)
+        if row is not None and not row["due_at"]:
+            _write(tx, name, {"due_at": tx.now})
 
 
 def _admit(tx: Transaction, row: Row) -> None:

@@ -132,7 +132,8 @@ def trigger(tx: Transaction, name: str, homes: Homes) -> Fired:
     """Fire a schedule beside its due times, also one that is paused or has ended. By its `overlap` it may be skipped:
     it waits for nothing. Raises `UnknownSchedule`."""
     row = _known(tx, name)
-    done = _fire(tx, row, firing_identifier(name, f"t{tx.now}"), homes)
+    at = tx.now + row["triggered"]  # all operations of a transaction have one time
+    done = _fire(tx, row, firing_identifier(name, f"t{at}"), homes)
     if done.outcome == "fired":
         last = {"last_session": done.session_id, "last_run": done.run_id, "triggered": row["triggered"] + 1}
         _write(tx, name, {**last, "updated_at": tx.now})

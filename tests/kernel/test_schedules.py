@@ -481,6 +481,18 @@ async def test_a_repeated_request_does_nothing_more(kernel: k.Kernel, change: st
     assert await read(kernel) == before
 
 
+@pytest.mark.parametrize("overlap", ["all", "cancel"])
+async def test_triggers_at_the_same_time_are_different(kernel: k.Kernel, overlap: str) -> None:
+    """Given a schedule that is triggered twice in one transaction, then two runs begin; by its overlap, the second one
+    is at work instead of the first."""
+    await put(kernel, spec=k.spec(), placement="", overlap=overlap)
+    first, second = await asyncio.gather(*(kernel.ask("trigger_schedule", "n") for _ in range(2)))
+    assert [first["outcome"], second["outcome"]] == ["fired", "fired"]
+    ended = [(await kernel.end(one["session_id"], one["run_id"]))["status"] for one in (first, second)]
+    assert ended == ["completed" if overlap == "all" else "cancelled", "completed"]
+    assert first["run_id"] != second["run_id"]
+
+
 async def test_two_services_fire_once(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
     """Given two node services that both find a schedule due, when its time comes, then there is one run of each due
     time, and all are counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,27 @@ def test_a_conversation_is_of_one_agent_and_one_name(cluster: LocalCluster) -> N
     bodies = [request.body["messages"] for request in cluster.model_server.requests]
     assert bodies[3][: len(bodies[1])] == bodies[1]  # also the ids by which the model knows its calls
     assert bodies[6][: len(bodies[3])] == bodies[3]
+
+
+@workflow
+async def looks(ctx: WorkflowContext) -> Any:
+    """One conversation, with a tool in each step."""
+    for number in range(5):
+        await ctx.agent(talker, f'call look {{"name": "{number}"}}', conversation="c")
+
+
+def test_calls_of_a_conversation_have_different_ids(tmp_path: Path) -> None:
+    """Given a model that gives the first call of each of its sessions the same id, then it is sent a conversation in
+    which each call has an id of its own, which its result names, and which stays the same."""
+    with LocalCluster(f"sqlite:///{tmp_path}/store.db", policy=answers) as cluster:
+        assert cluster.workflow(looks).result(PATIENCE).ok
+        bodies = [request.body["messages"] for request in cluster.model_server.requests]
+    for before, after in itertools.pairwise(bodies):
+        assert after[: len(before)] == before
+    asked = [call["id"] for message in bodies[-1] for call in message.get("tool_calls", ())]
+    answered = [message["tool_call_id"] for message in bodies[-1] if message["role"] == "tool"]
+    assert asked == answered
+    assert len({*asked}) == 5
 
 
 @workflow

@@ -239,6 +239,17 @@ def test_what_was_done_is_undone_if_the_workflow_fails() -> None:
         assert [said["undo"] for _, said in doing.asked if "undo" in said] == ["d", "c", "a"]
 
 
+def test_what_is_undone_has_a_limit_of_its_own() -> None:
+    """Given many steps whose undos are loops, when the workflow fails, then all of these together come to as many
+    steps as a run may, and not each of them."""
+    undone = w.loop(w.tool("good", {"undo": 1}), max=10)
+    steps = (w.foreach([*range(9)], w.tool("good", undo=undone)), w.tool("bad"))
+    doing = Doing(w.define("n", *steps), most_steps=20)
+    with pytest.raises(StepFailed):
+        doing.done(failing, replays=True)
+    assert 10 <= len([said for _, said in doing.asked if "undo" in said]) <= 20
+
+
 def test_what_has_no_value_fails_its_step() -> None:
     """Given templates and conditions that have no value then, or one that can't be used, the step fails, says where,
     is not tried again, and what is to be done about failures is done."""
