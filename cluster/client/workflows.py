@@ -57,7 +57,8 @@ def workflow_function(
     """
     given = {name for name, value in {**options, **keywords}.items() if value is not None}
     if not isinstance(item, Definition | str | PathLike):
-        if definition_of(item) is not None:
+        known = definition_of(item)
+        if known is not None and not (known.definition is not None and arguments):  # else as one dict
             by_name = list(parameter_types(item))[len(arguments) :]
             _refuse_both(given & options.keys(), by_name, "its arguments by position")
         return item

@@ -154,6 +154,7 @@ EXPECTED: dict[str, tuple[str, Callable[[list[Row]], Counter]]] = {
     names.RUNS_ACCEPTED: ("_total", by("run_accepted")),
     names.RUNS_FINISHED: ("_total", by("run_finished", status="status")),
     names.RUN_QUEUED: ("_count", by("run_started")),
+    names.QUEUE_WAITED: ("_count", by("run_admitted", queue="queue")),
     names.ACTIVATIONS: ("_total", by("session_activated", cause="cause")),
     names.SESSION_CRASHES: ("_total", by("session_crashed", cause="cause", waiting="waiting")),
     names.CRASH_DETECTION: ("_count", by("session_crashed", where=lambda row: row["unseen"] > 0)),
@@ -268,6 +269,11 @@ async def test_a_hundred_deaths_leave_every_counter_exact(tmp_path: Path) -> Non
             scrapes += [*deaths.before, counters(shown(kernel.service.projection.metrics))]
             deaths.before.clear()
         kernel.on_point = None
+        await kernel.ask("set_queue", {"name": "narrow", "concurrency": 1})
+        for session_id in ("queued-1", "queued-2"):
+            await kernel.spawn(session_id, k.spec())
+            await kernel.ask("send", session_id, {"run_id": "r", "content": "go", "place": {"queue": "narrow"}})
+        await kernel.end("queued-2")
         await kernel.spawn("open", lead)
         await kernel.stop_frames()
         for run_id in ("a", "b"):
@@ -283,6 +289,7 @@ async def test_a_hundred_deaths_leave_every_counter_exact(tmp_path: Path) -> Non
         assert unbalanced(shown(projection.metrics)) == 0
     assert deaths.of_services > 3
     assert total(last, "understudy_session_crashes_total") > 20
+    assert total(last, "understudy_queue_waited_seconds_count", queue="narrow") == 2
     for earlier, later in zip(scrapes, [*scrapes[1:], last], strict=True):
         assert [key for key, value in earlier.items() if later.get(key, 0) < value] == []
 

@@ -23,6 +23,7 @@ from understudy.identifiers import child_identifier
 from understudy.messages import Message, Usage
 from understudy.ports import Death, Verdict
 from understudy.protocol import Decision, Fork, Steer
+from understudy.queues import NewQueue, QueuePlace
 from understudy.records import ActivationId, Ask, Batch, CallState, Finish, Handoff, ModelAnswer, Spawn
 from understudy.schedules import LATEST_TIME, NewSchedule, Timing
 from understudy.spec import Supervision
@@ -41,6 +42,7 @@ from understudy.store.operations import (
     model_calls,
     notes,
     questions,
+    queues,
     schedules,
     steering,
     timers,
@@ -394,7 +396,8 @@ async def newer_scene(db: Store) -> None:
     execute its call, with other arguments; `trusting` remembers an approval; `merging` is at a run with two inputs and
     `merged` through with one; `caller` is told of the end of `helper`, which it did not wait for; `folded` was, twice;
     `forked` is a fork of `old`. The schedule `hourly` was due once while it was paused; `once` was due, too. `hourly`
-    has failed; the loop `nightly` has a run."""
+    has failed; the loop `nightly` has a run. Of the queue `narrow` the run of `first` has the slot, and `second` waits
+    with two."""
     for session_id, timeout in (("approving", MINUTE), ("approved", 0), ("trusting", 0)):
         await db.asking(session_id)
         await db.answer(session_id, tool_calls=(("p", "t", "{}"),))
@@ -435,6 +438,11 @@ async def newer_scene(db: Store) -> None:
         await db.do(schedules.pause, name, True)
         due = next(row["due_at"] for row in schedule_rows(db) if row["name"] == name)
         await db.do(schedules.fire, name, due, None)
+    await db.do(queues.put, NewQueue(name="narrow", concurrency=1))
+    for session_id, run_id in (("first", "r"), ("second", "r"), ("second", "r2")):
+        if run_id == "r":
+            await db.create(session_id)
+        await db.do(beginnings.accept, session_id, run_id, "go", place=QueuePlace("narrow"))
     await db.do(triage.add, "hourly", "session_closed", "the session is closed")
     await db.journal.submit(lambda tx: loops.run_begun(tx, loops.memory(tx, "nightly"), "schedule.nightly.1"))
 
@@ -620,6 +628,10 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("schedules", "schedule hourly", "UPDATE schedule SET due_at = 0 WHERE name = 'hourly'"),
     ("schedules", "schedule hourly", "UPDATE schedule SET last_at = next_at WHERE name = 'hourly'"),
     ("schedules", "schedule once", "UPDATE schedule SET skipped = 0 WHERE name = 'once'"),
+    ("slots queued", "first", "UPDATE run SET slot = 0 WHERE session_id = 'first'"),
+    ("slots", "second", "UPDATE run SET slot = 3 - slot WHERE session_id = 'second'"),
+    ("queued", "second", row("second", queued=1)),
+    ("queued", "second", row("second", queue="'narrow'")),
     ("triage", TRIAGE_ENTRY, "UPDATE triage SET count = 0"),
     ("triage", TRIAGE_ENTRY, "UPDATE triage SET reopened = 1"),
     ("triage", TRIAGE_ENTRY, "UPDATE triage SET resolved_by = 'ann'"),
