@@ -631,7 +631,7 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("slots queued", "first", "UPDATE run SET slot = 0 WHERE session_id = 'first'"),
     ("slots", "second", "UPDATE run SET slot = 3 - slot WHERE session_id = 'second'"),
     ("queued", "second", row("second", queued=1)),
-    ("queued", "second", row("second", queue="'narrow'")),
+    ("slots queued", "second", row("second", queue="'narrow'")),
     ("triage", TRIAGE_ENTRY, "UPDATE triage SET count = 0"),
     ("triage", TRIAGE_ENTRY, "UPDATE triage SET reopened = 1"),
     ("triage", TRIAGE_ENTRY, "UPDATE triage SET resolved_by = 'ann'"),
