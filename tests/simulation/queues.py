@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from understudy.queues import BEGUN, WAITS
 from understudy.schedules import SOURCE
 from understudy.store.db.statements import EVENT, QUEUE, RUN, SCHEDULE
+
+from .schedules import due_time
 
 if TYPE_CHECKING:
     from .plan import Work
@@ -106,8 +108,17 @@ def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[
             pairs = zip(times, times[rate:], strict=False)
             for early, late in ((early, late) for early, late in pairs if late - early < period):
                 yield f"{rate + 1} runs of queue {row['name']} began within {(late - early) / 1e6:.6f} s, at {late}"
-    fired = select(func.count()).where(RUN.c.source == SOURCE, RUN.c.queue != "")
-    counts["firings in queues"] += connection.execute(fired).scalar() or 0
+    yield from _firings(connection, counts)
     left = select(RUN.c.session_id, RUN.c.run_id, RUN.c.slot).where(RUN.c.slot > 0)
     for session_id, run_id, slot in connection.execute(left):
         yield f"run {run_id} of {session_id} is left at {slot} in its queue"
+
+
+def _firings(connection: Any, counts: Counter[str]) -> Iterator[str]:
+    """The run of each firing is in the queue that its schedule names."""
+    named = {row["name"]: row for row in connection.execute(select(SCHEDULE)).mappings()}
+    for run_id, queue in connection.execute(select(RUN.c.run_id, RUN.c.queue).where(RUN.c.source == SOURCE)):
+        name, due = due_time(run_id)
+        counts["firings in queues"] += queue != ""
+        if name in named and due >= named[name]["first_at"] and queue != named[name]["queue"]:
+            yield f"run {run_id} is in queue {queue!r}, and its schedule names {named[name]['queue']!r}"

@@ -114,14 +114,8 @@ def test_methods_are_functions_for_whoever_looks() -> None:
     session = Session(None, "s")  # type: ignore[arg-type]
     assert session.send == session.send
     assert session.send.__name__ == "send"  # type: ignore[attr-defined]
-    assert list(inspect.signature(session.send).parameters) == [
-        "content",
-        "run_id",
-        "traceparent",
-        "queue",
-        "key",
-        "priority",
-    ]
+    options = ["content", "run_id", "traceparent", "queue", "key", "priority"]
+    assert list(inspect.signature(session.send).parameters) == options
     assert list(inspect.signature(Session.send).parameters)[:2] == ["self", "content"]
     assert "store" in inspect.signature(Cluster.connect).parameters
     for function in (session.send, Session.send, Cluster.connect, session.send.aio):
