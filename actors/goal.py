@@ -7,6 +7,7 @@ each round, which knows nothing of the worker's conversation and of verdicts bef
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -33,6 +34,9 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str
     met: bool
 
+
+MARKS = re.compile(r"<(\s*/?\s*(?:condition|task|answer)\b[^<>]*)>", re.IGNORECASE)
+"""What an evaluator could take for a part of its input that the worker did not write."""
 
 VERDICT_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -101,7 +105,7 @@ def worker_task(condition: str, task: str, reason: str, number: int) -> str:
 
 def evaluator_task(condition: str, task: str, answer: Any) -> str:
     """The evaluator's input in a round."""
-    said = answer if isinstance(answer, str) else to_json(answer)
+    said = MARKS.sub(r"[\1]", answer if isinstance(answer, str) else to_json(answer))
     return (
         f"Does this condition hold?\n<condition>\n{condition}\n</condition>\n\n"
         f"The other agent's task was:\n<task>\n{task}\n</task>\n\n"

@@ -142,8 +142,10 @@ def period_of(rate: Rate | None) -> tuple[int, int]:
 
 
 def recent(limits: Limits, now: int) -> list[int]:
-    """The begins that the rate still counts, in order. Some may be later than `now`: by another node's clock."""
-    return sorted(at for at in limits.begins if at > now - limits.period) if limits.rate else []
+    """The begins that the rate still counts, in order. Some may be later than `now`, by another node's clock; where
+    that is more than a period, the clock was set back, and they count as if they were now."""
+    last = now + limits.period
+    return sorted(at if at <= last else now for at in limits.begins if at > now - limits.period) if limits.rate else []
 
 
 def room(limits: Limits, at_work: int, now: int) -> int:

@@ -226,7 +226,8 @@ class Session(NamespaceTable, table=True):
     queued: int = number_column()
 
 
-IN_QUEUE = text("slot > 0")
+IN_QUEUE = text("slot <> 0")
+"""SQLite has to be told it to use the index; `slot > 0` it would take for a range there, and read all that wait."""
 
 
 class Run(NamespaceTable, table=True):

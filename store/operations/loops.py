@@ -7,9 +7,11 @@ from typing import Any
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
+from understudy.events import ERROR_UNCUT
 from understudy.loops import COMPLETED, KEPT_CHARACTERS, begun, ended, has_failed
 from understudy.messages import storable
 from understudy.reads import LoopMemory, LoopRun
+from understudy.redaction import redacted
 from understudy.schedules import SOURCE, schedule_of
 
 from ..db.prepared import Row
@@ -38,7 +40,7 @@ def run_ended(
     if name is None or tx.read_one(SELECT_SOURCE, row.session_id, session=row.session_id, run=run_id) != SOURCE:
         return
     code = str((error or {}).get("code") or status)
-    failure = str((error or {}).get("message") or f"the run ended as {status}")
+    failure = redacted(str((error or {}).get("message") or f"the run ended as {status}")[:ERROR_UNCUT])
     said = text if status == COMPLETED else f"{code}: {failure}"
     known = memory(tx, name)
     now = ended(known, LoopRun(run_id, status, storable(said)[:KEPT_CHARACTERS], tx.now))

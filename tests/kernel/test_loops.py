@@ -14,6 +14,7 @@ from understudy.actors.tools import tool
 from understudy.errors import InvalidInput, UnknownSchedule, UnknownTriageEntry
 from understudy.loops import FOOT, HEAD
 from understudy.store.operations import endings
+from understudy.store.operations.activation import quarantine
 from understudy.testing.offline import OfflineServer
 from understudy.triage import MOST_ENTRIES
 from understudy.workflows import WORKFLOW
@@ -297,6 +298,28 @@ async def test_a_schedule_has_so_many_entries(kernel: k.Kernel) -> None:
         await kernel.service.journal.submit(ends)
     found = await triage(kernel)
     assert (len(found), sum(entry["count"] for entry in found)) == (MOST_ENTRIES + 1, MOST_ENTRIES + 3)
+
+
+async def test_a_failure_shows_no_secret(kernel: k.Kernel) -> None:
+    """Given runs of a loop whose errors have a secret in them, each another one, then neither triage, which outlives
+    their sessions, nor what the next firing is told has it, and they are one entry."""
+    await loop(kernel, **SLOW)
+    secrets = [f"sk-{letter * 40}7" for letter in "ab"]
+    for secret in secrets:
+        session_id = (await fire(kernel))["last_session"]
+        await kernel.until(session_id, "model_call_started")
+        reason = f"refused {secret}"
+        await kernel.service.journal.submit(
+            lambda tx, session_id=session_id, reason=reason: quarantine(tx, tx.session(session_id), "stuck", reason)
+        )
+    [entry] = await triage(kernel)
+    assert entry["count"] == 2
+    last = (await fire(kernel))["last_run"]
+    told = (await kernel.ask("read", "run", [last, last], {}))["content"]
+    for secret in secrets:
+        assert secret not in entry["text"]
+        assert secret not in told
+        assert secret not in str(await memory(kernel))
 
 
 @pytest.mark.parametrize("change", ["resolve_triage", "retry_triage", "reset_loop"])

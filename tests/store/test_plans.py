@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, select, text
+from sqlalchemy import Connection, event, insert, select, text
 
 from understudy.identifiers import child_identifier
 from understudy.node.paging import Slot
 from understudy.node.requests import READS
+from understudy.queues import WAITS
 from understudy.store.db import schema
 from understudy.store.db.engine import Database
-from understudy.store.db.statements import SESSION
+from understudy.store.db.prepared import defaults
+from understudy.store.db.statements import RUN, SESSION
 from understudy.store.db.tables import metadata
 from understudy.store.reads import gauges, queries
 from understudy.testing.offline import OfflineServer
@@ -362,6 +364,36 @@ def test_no_statement_reads_more_than_it_needs(case: Case, target: str) -> None:
             problems += [f"{problem}\n    {sql}\n    {parameters}" for problem in explain(connection, sql, parameters)]
             connection.rollback()
     assert not problems, f"{len(problems)} of {len(case.statements)}:\n" + "\n".join(problems)
+
+
+async def queued(dsn: str, directory: Path) -> None:
+    """Two runs of a queue of one at a time."""
+    async with k.running(dsn, directory) as kernel:
+        await kernel.ask("set_queue", {"name": "q", "concurrency": 1})
+        for name in ("s-first", "s-second"):
+            await kernel.spawn(name, k.spec())
+            await kernel.ask("send", name, {"run_id": "r", "content": "go", "place": {"queue": "q"}})
+        await kernel.end("s-second")
+
+
+def test_who_begins_is_found_among_many_that_wait(store: str, tmp_path: Path) -> None:
+    """Given a queue in which many runs wait, when a slot is free, then what finds the next one reads no others."""
+    with plans.recording() as recorder:
+        asyncio.run(queued(store, tmp_path))
+    with k.opened(store) as database:
+        same = {"namespace": "tests", "run_id": "r", "queue": "q", "slot": WAITS}
+        rows = [
+            {**defaults(RUN), **same, "session_id": f"w{number}", "accepted_at": number} for number in range(20_000)
+        ]
+        with database.write() as connection:
+            connection.execute(insert(RUN), rows)
+        explain = _on_sqlite if database.is_sqlite else _on_postgresql
+        found = {sql: given for sql, given in recorder.statements.items() if "ORDER BY run.queue_rank" in sql}
+        assert found
+        with database.write() as connection:
+            if not database.is_sqlite:
+                connection.exec_driver_sql("ANALYZE run")
+            assert [explain(connection, sql, given) for sql, given in found.items()] == [[]] * len(found)
 
 
 def _on_sqlite(connection: Connection, sql: str, parameters: Any) -> list[str]:

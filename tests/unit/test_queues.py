@@ -201,3 +201,16 @@ def test_the_command_line(cluster: LocalCluster, command: Command) -> None:
     cluster.session("s").runs()
     assert command("show", "gone").exit_code == 1
     assert command("set", "x", "--rate", "often").exit_code == 2
+
+
+def test_a_clock_that_is_set_back_holds_nothing_up() -> None:
+    """Given a rate that is used up, when the clock is set back by far, then the next run begins after the rate's time,
+    and not when the clock has come to where it was; another clock's small lead counts as it is."""
+    hour, period = 3_600_000_000, 60_000_000
+    queue = limits(rate=2, period=period, begins=[hour, hour + 1])
+    queue = queue._replace(begins=recent(queue, 1_000))
+    assert room(queue, 0, 1_000) == 0
+    assert looks_again(queue, 0, 1_000) == 1_000 + period
+    assert room(queue, 0, 1_000 + period) == 2
+    ahead = limits(rate=1, period=period, begins=[1_500])
+    assert looks_again(ahead, 0, 1_000) == 1_500 + period

@@ -22,7 +22,7 @@ ALTER TABLE run ADD COLUMN queue_key TEXT NOT NULL DEFAULT '';
 ALTER TABLE run ADD COLUMN queue_rank BIGINT NOT NULL DEFAULT 0;
 ALTER TABLE run ADD COLUMN slot BIGINT NOT NULL DEFAULT 0;
 
-CREATE INDEX run_queued ON run (namespace, queue, slot, queue_rank, accepted_at) WHERE slot > 0;
+CREATE INDEX run_queued ON run (namespace, queue, slot, queue_rank, accepted_at) WHERE slot <> 0;
 
 ALTER TABLE schedule ADD COLUMN queue TEXT NOT NULL DEFAULT '';
 
