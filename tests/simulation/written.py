@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from understudy.actors.replay import Execution, Record, Result
+from understudy.actors.awaited import Record, Result
+from understudy.actors.replay import Execution
 from understudy.actors.results import rendered
 from understudy.actors.workflow_context import WorkflowContext
 from understudy.actors.workflow_interpreter import interpret

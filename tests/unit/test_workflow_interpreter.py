@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from understudy.actors.replay import Execution, Record, Result, Wanted
+from understudy.actors.awaited import Record, Result, Wanted
+from understudy.actors.replay import Execution
 from understudy.actors.workflow_context import WorkflowContext
 from understudy.actors.workflow_inputs import checked_inputs
 from understudy.actors.workflow_interpreter import interpret
