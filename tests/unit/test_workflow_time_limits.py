@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +15,12 @@ from understudy import AgentSpec, Run, RunResult, StepTimeout, WorkflowContext, 
 from understudy.actors.awaited import Record, Result
 from understudy.actors.replay import Execution
 from understudy.errors import InvalidInput
-from understudy.events import ToolFinished
+from understudy.events import TimerFired, TimerSet, ToolFinished
 from understudy.store.check.check import check
 from understudy.store.db.engine import Database
 from understudy.testing import LocalCluster
+from understudy.workflow_definition import builder as w
+from understudy.workflow_definition.steps import Definition, Retry
 from understudy.workflows import TIMEOUT_STEP
 
 from .. import tiers
@@ -27,7 +29,6 @@ PATIENCE = 30.0
 SHORT, LONG = 0.2, 3_600
 
 done: Counter[str] = Counter()
-begun = threading.Event()
 
 slow = AgentSpec(name="slow", instructions='offline-script: [{"delay": 600, "text": "late"}]')
 quick = AgentSpec(name="quick", instructions='offline-script: [{"text": "in time"}]')
@@ -36,7 +37,6 @@ quick = AgentSpec(name="quick", instructions='offline-script: [{"text": "in time
 @tool(on_crash="rerun")
 async def never() -> str:
     """Lasts until it is stopped."""
-    begun.set()
     await asyncio.Event().wait()
     return ""
 
@@ -58,7 +58,6 @@ def pay() -> str:
 @pytest.fixture(autouse=True)
 def _anew() -> None:
     done.clear()
-    begun.clear()
 
 
 @pytest.fixture
@@ -148,14 +147,59 @@ def test_a_death_anywhere_changes_no_time_limit(tmp_path: Path) -> None:
         books(store)
 
 
-@workflow
-async def waits(ctx: WorkflowContext) -> str:
-    """Something of a minute within three seconds."""
-    try:
-        await ctx.within(3.0, ctx.event("never"))
-    except StepTimeout:
-        await ctx.tool(note, "out of time")
-    return "over"
+def written() -> Definition:
+    """Steps of a file that are out of time: tried again and replaced, left, and one within another."""
+    never = w.wait(event="never")
+    return w.define(
+        "limits",
+        w.agent("slow", "?", timeout=SHORT, retry=Retry(2, 0.01), fallback=w.tool("note", {"name": "instead"}), id="a"),
+        w.parallel(w.agent("slow", "?"), never, w.sequence(never, timeout="1h"), timeout=SHORT, on_error="continue"),
+        w.loop(w.sequence(w.tool("note", {"name": "round"}), never), max=3, timeout=SHORT,
+               on_error=w.tool("note", {"name": "{{error.code}}"})),
+        w.agent("quick", "?", timeout="1h", id="b"),
+        output=["{{a}}", "{{b}}"],
+    )  # fmt: skip
+
+
+@pytest.mark.sweep
+def test_a_death_anywhere_changes_no_timeout_of_a_file(tmp_path: Path) -> None:
+    """Given a definition whose steps have a timeout, when the session actor that comes to a point first dies there,
+    then each is out of time once a try, what is to be done about failures is done, and the books balance."""
+
+    def checked(cluster: LocalCluster) -> None:
+        run = cluster.workflow(written(), agents=[slow, quick], tools=[note], session_id="w")
+        assert ended(run).output == ["instead", "in time"]
+        over = [event for event in cluster.session("w").events() if isinstance(event, ToolFinished)]
+        assert sum(event.tool == TIMEOUT_STEP and event.outcome == "ok" for event in over) == 4
+
+    with LocalCluster() as clean:
+        checked(clean)
+        count = len(clean.points)
+    assert done == {"instead": 1, "round": 1, "step_timeout": 1}
+    for at in tiers.points(range(0, count, 3)):
+        store = f"sqlite:///{tmp_path}/{at}.db"
+        with LocalCluster(store) as cluster:
+            cluster.kill_at(at)
+            checked(cluster)
+        books(store)
+
+
+def test_a_time_that_is_over_while_nothing_runs(tmp_path: Path) -> None:
+    """Given a step with a timeout whose time is over while no service runs, when services run again, then it is out of
+    time once, by the time that was recorded when it began."""
+    store = f"sqlite:///{tmp_path}/store.db"
+    late = w.parallel(w.wait(event="never"), w.agent("slow", "?"), timeout=1.5, fallback=w.model("instead"), id="a")
+    with LocalCluster(store) as first:
+        run = first.workflow(w.define("late", late), agents=[slow], session_id="w", run_id="r")
+        set_at = next(event for event in run if isinstance(event, TimerSet))
+    time.sleep(max(0.0, set_at.due_at / 1_000_000 - time.time()))
+    with LocalCluster(store) as second:
+        assert second.session("w").run("r").result(PATIENCE, check=True).output == "offline: instead"
+        events = second.session("w").events()
+        assert [event for event in events if isinstance(event, TimerSet)] == [set_at]
+        fired = [event for event in events if isinstance(event, TimerFired)]
+        assert [event.name for event in fired] == [set_at.name]
+    books(store)
 
 
 def test_times_that_are_none() -> None:
