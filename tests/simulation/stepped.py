@@ -15,7 +15,7 @@ from sqlalchemy import select
 from understudy.messages import text_of
 from understudy.store.db.session_row import SessionRow
 from understudy.store.db.statements import MESSAGE, RUN, SESSION
-from understudy.workflows import CONTINUED, EVENT_STEP, ORIGIN, SLEEP_STEP, SNAPSHOT, WORKFLOW, step_path
+from understudy.workflows import CONTINUED, EVENT_STEP, ORIGIN, SNAPSHOT, TIMEOUT_STEP, TIMERS, WORKFLOW, step_path
 
 from . import goals
 from .reference import Known, Reference
@@ -139,6 +139,7 @@ class Stepped:
         }  # fmt: skip
         for key, run in runs.items():
             counts["steps"] += len(run.calls)
+            counts["times over"] += sum((call[0], call[2]) == (TIMEOUT_STEP, "ok") for call in run.calls.values())
             counts["snapshots"] += run.snapshots
             yield from run.problems
             if key in ended:
@@ -162,10 +163,10 @@ class Stepped:
                     yield f"{key} has the result {text}, and its session came to {said}"
             if tool in POLICY_OF and outcome == "ok" and text.startswith('"did ') and not effects[key]:
                 yield f"{key} is said to have acted, and has not"
-            if tool == SLEEP_STEP and outcome == "ok" and not self._stepped and "seconds" in arguments:
+            if tool in TIMERS and outcome == "ok" and not self._stepped and "seconds" in arguments:
                 asked, told = run.times[call_id]
                 if told - asked < arguments["seconds"] * 1e6 - MARGIN:
-                    yield f"{key}: a sleep of {arguments['seconds']} s was over after {(told - asked) / 1e6} s"
+                    yield f"{key}: a {tool} of {arguments['seconds']} s was over after {(told - asked) / 1e6} s"
 
     def _signals(self, runs: dict[Key, Run], ended: dict[Key, Any], counts: Counter[str]) -> Iterator[str]:
         """A signal that was accepted is taken once, by a step of its name; it is left only where none waited for it."""

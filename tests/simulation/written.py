@@ -83,6 +83,7 @@ class Writing:
     def __init__(self, chosen: random.Random, name: str, limits: dict[str, Any]) -> None:
         self._chosen, self._name, self._limits = chosen, name, limits
         self._count = self._names = 0
+        self._apart = random.Random(f"{name}/timeout")  # so that all else is what it has been
 
     def call(self) -> Any:
         """The arguments of a call."""
@@ -141,6 +142,8 @@ class Writing:
                     {"wait": {"event": chosen.choice(SIGNALS)}, **timed},
                 )
             )
+        if self._apart.random() < 0.15 and "wait" not in step:
+            step["timeout"] = round(0.1 + 3.0 * self._apart.random(), 3)
         if chosen.random() < 0.15:
             step["retry"] = {"max_attempts": 2, "backoff": 0.3}
         for name in ("fallback", "undo"):
