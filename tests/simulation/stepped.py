@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
+from understudy.events import ToolFinished
 from understudy.messages import text_of
 from understudy.store.db.session_row import SessionRow
 from understudy.store.db.statements import MESSAGE, RUN, SESSION
@@ -74,6 +75,25 @@ class Run:
     calls: dict[str, tuple[str, dict[str, Any], str, str]] = field(default_factory=dict)
     snapshots: int = 0
     problems: list[str] = field(default_factory=list)
+
+
+class Late:
+    """The steps of workflows whose time was over, by the events of the log."""
+
+    def __init__(self) -> None:
+        self._begins: set[Key] = set()
+
+    def note(self, event: Any) -> None:
+        """What follows in the log may be of these."""
+        if isinstance(event, ToolFinished) and event.tool == TIMEOUT_STEP and event.outcome == "ok":
+            self._begins.add((event.session_id, f"{event.call_id.removesuffix('0.0')}1."))
+
+    def has(self, event: Any) -> bool:
+        """Whether a call is one of these, or a timer that nobody needs any more."""
+        if not isinstance(event, ToolFinished):
+            return False
+        own = (begins for session_id, begins in self._begins if session_id == event.session_id)
+        return event.tool == TIMEOUT_STEP or any(map(event.call_id.startswith, own))
 
 
 class Stepped:

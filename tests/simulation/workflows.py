@@ -315,6 +315,11 @@ def as_workflow(chosen: random.Random, work: Work) -> Work:
     return replace(work, spec=spec, actions=actions)
 
 
+def has_limits(work: Work) -> bool:
+    """Whether a program of its has something done within a time."""
+    return any('"do": "within"' in str(text) for action in work.actions for text in action.what.values())
+
+
 def specification(chosen: random.Random, work: Work) -> dict[str, Any]:
     """The specification of a workflow that has the tools and the agents of an agent."""
     of_policies = {name for names in BY_POLICY.values() for name in names}
