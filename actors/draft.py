@@ -25,13 +25,14 @@ class Draft:
     asks: list[Ask] = field(default_factory=list)
     inbox_done: list[int] = field(default_factory=list)
     steps: list[CallState] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
     start_run: str | None = None
     merge_runs: tuple[str, ...] = ()
     of_request: int = 0  # so many of the last entries are nothing without the model call that comes with them
     handoff: Handoff | None = None
 
     def __bool__(self) -> bool:
-        changes = self.entries or self.calls or self.steps or self.spawns or self.asks
+        changes = self.entries or self.calls or self.steps or self.spawns or self.asks or self.given_up
         return bool(changes or self.inbox_done or self.start_run)
 
     @property
@@ -83,6 +84,7 @@ class Draft:
             merge_runs=self.merge_runs,
             handoff=self.handoff,
             steps=tuple(self.steps),
+            given_up=tuple(self.given_up),
             finish=finish,
             wait=wait,
             request_round=round_number,

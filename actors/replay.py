@@ -11,110 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from understudy.errors import UnderstudyError, WorkflowDiverged, WorkflowError
 
+from .awaited import Branches, ContinueAsNew, Limited, Record, Result, Taken, Wanted
+
 SHOWN_ARGUMENTS = 300
 """Characters of a step's arguments that an error shows."""
-
-
-@dataclass(eq=False)
-class Wanted:
-    """A step that the code awaits. The subclasses of the context say what is done about it.
-
-    Attributes:
-        tool: the tool of its call.
-        arguments: of it, as JSON text: by these a step is told from another one.
-        read: makes of the result's text what the code gets. May raise whatever the code shall get instead.
-    """
-
-    tool: str
-    arguments: str
-    read: Callable[[Result], Any] = field(repr=False)
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield self)
-
-
-@dataclass(eq=False)
-class Taken:
-    """A value that the code takes once: it is recorded, and taken from there afterwards.
-
-    Attributes:
-        name: what it is.
-        take: has the value, which is JSON data. It is given whether the code is being run from the log.
-        key: names it instead of its place in the code.
-    """
-
-    name: str
-    take: Callable[[bool], Any] = field(repr=False)
-    key: str = ""
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield self)
-
-
-@dataclass(eq=False)
-class Branches:
-    """Coroutines that the code wants to be run beside each other.
-
-    Attributes:
-        items: one for each branch.
-        begin: makes of an item what its branch awaits; None where that is the item.
-        limit: so many at a time; None for all.
-        keeps_errors: an error is a result among others.
-    """
-
-    items: list[Any]
-    begin: Callable[[Any], Any] | None
-    limit: int | None
-    keeps_errors: bool
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield self)
-
-
-class ContinueAsNew(BaseException):
-    """The code wants to begin again, with another input. No `Exception`, so that code does not catch it."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self.arguments = arguments
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a step has led to.
-
-    Attributes:
-        outcome: as `ToolFinished` names it.
-        text: JSON of the value where that is `ok`, else what is said of it.
-        status: of the run that did it, where that was a session's.
-    """
-
-    outcome: str
-    text: str
-    status: str = ""
-
-
-@dataclass
-class Record:
-    """What the log has of a run's steps.
-
-    Attributes:
-        asked: tool and arguments by path.
-        results: in the order in which they came.
-        taken: name and value by key.
-        kept: so many of the results are in the last snapshot of this.
-    """
-
-    asked: dict[str, tuple[str, str]] = field(default_factory=dict)
-    results: list[tuple[str, Result]] = field(default_factory=list)
-    taken: dict[str, tuple[str, Any]] = field(default_factory=dict)
-    kept: int = 0
 
 
 @dataclass(eq=False)
@@ -136,12 +43,36 @@ class _Join:
 
 
 @dataclass(eq=False)
+class _Limit:
+    """Work that is to be done within a time, and who waits for it.
+
+    Attributes:
+        path: of the place in the code; the timer and the work are its branches.
+    """
+
+    waiting: _Branch
+    wanted: Limited
+    path: str
+
+    @property
+    def timer(self) -> str:
+        """The timer's path."""
+        return f"{self.path}.0.0"
+
+    @property
+    def work(self) -> str:
+        """How the paths of the work's steps begin."""
+        return f"{self.path}.1."
+
+
+@dataclass(eq=False)
 class _Branch:
     coroutine: Coroutine[Any, Any, Any]
     path: str
     steps: int = 0
     join: _Join | None = None
     index: int = 0
+    limit: _Limit | None = None
 
     def next_path(self) -> str:
         self.steps += 1
@@ -156,6 +87,7 @@ class Execution:
 
     Attributes:
         waiting: steps that the code awaits, by path, in the order in which it came to them.
+        dropped: steps that it awaits no more and that have no result yet, by path.
         record: what it has been run from, and all that came since.
         is_over: the code has returned (`value`), or failed (`error`).
     """
@@ -167,7 +99,9 @@ class Execution:
         self._open: dict[str, _Branch] = {}
         self._branches: dict[int, _Branch] = {id(self._main): self._main}
         self._joins: dict[int, _Join] = {}
+        self._limits: dict[str, _Limit] = {}  # by the paths of their timers
         self.waiting: dict[str, Wanted] = {}
+        self.dropped: dict[str, _Limit | None] = {}  # whose time was over: it goes on when its last step has a result
         self._new: list[str] = []
         self._taken: list[tuple[str, str, Any]] = []
         self._replayed = 0
@@ -179,7 +113,7 @@ class Execution:
     def replays(self) -> bool:
         """Whether the log has more than what the code has come to."""
         record = self.record
-        awaited = len(self.waiting) - len(self._new)  # of those that the log has
+        awaited = len(self.waiting) + len(self.dropped) - len(self._new)  # of those that the log has
         return self._replayed < len(record.results) or awaited < len(record.asked) - len(record.results)
 
     def replay(self) -> None:
@@ -191,7 +125,7 @@ class Execution:
         self._run()
         while self._replayed < len(self.record.results):
             path, result = self.record.results[self._replayed]
-            if path not in self.waiting:
+            if path not in self.waiting and path not in self.dropped:
                 tool, arguments = self.record.asked[path]
                 asked = ", ".join(f"{name} ({step.tool})" for name, step in self.waiting.items()) or "nothing"
                 raise WorkflowDiverged(
@@ -201,8 +135,8 @@ class Execution:
                 )
             self._replayed += 1
             self._resume(path, result)
-        done = {path for path, _ in self.record.results}
-        forgotten = next((path for path in self.record.asked if path not in done and path not in self.waiting), None)
+        known = {path for path, _ in self.record.results} | self.waiting.keys() | self.dropped.keys()
+        forgotten = next((path for path in self.record.asked if path not in known), None)
         if forgotten is not None:
             raise WorkflowDiverged(
                 f"by the log step {forgotten} is {shown(*self.record.asked[forgotten])}, which is under way, and the "
@@ -235,12 +169,23 @@ class Execution:
         for branch in self._branches.values():
             with suppress(BaseException):  # what the code does about it is its own affair
                 branch.coroutine.close()
-        self._branches, self._joins = {}, {}
+        self._branches, self._joins, self._limits = {}, {}, {}
 
     def __del__(self) -> None:
         self.close()
 
     def _resume(self, path: str, result: Result) -> None:
+        limit = self._limits.pop(path, None)
+        if limit is not None:
+            del self.waiting[path]
+            self._time_out(limit)
+        elif path in self.dropped:
+            self._go_on_after(self.dropped.pop(path))
+        else:
+            self._give(path, result)
+        self._run()
+
+    def _give(self, path: str, result: Result) -> None:
         wanted, branch = self.waiting.pop(path), self._open.pop(path)
         try:
             value, error = wanted.read(result), None
@@ -250,7 +195,6 @@ class Execution:
         except Exception as failed:
             value, error = None, WorkflowError(f"the result of step {path} ({wanted.tool}) can't be used: {failed}")
         self._ready.append((branch, value, error))
-        self._run()
 
     def _run(self) -> None:
         """Advance the code until all of it waits."""
@@ -275,6 +219,8 @@ class Execution:
                 return self._ask(branch, wanted)
             elif isinstance(wanted, Branches):
                 return self._split(branch, wanted)
+            elif isinstance(wanted, Limited):
+                return self._limit(branch, wanted)
             else:
                 error = WorkflowError(
                     "a workflow may await the steps of its context only, and not asyncio's: use ctx.sleep for a time, "
@@ -298,6 +244,10 @@ class Execution:
 
     def _ask(self, branch: _Branch, wanted: Wanted) -> None:
         path = branch.next_path()
+        self._await(path, wanted)
+        self._open[path] = branch
+
+    def _await(self, path: str, wanted: Wanted) -> None:
         known = self.record.asked.get(path)
         if known is None:
             self._new.append(path)
@@ -307,7 +257,47 @@ class Execution:
                 f"{shown(wanted.tool, wanted.arguments)}",
                 details={"path": path},
             )
-        self.waiting[path], self._open[path] = wanted, branch
+        self.waiting[path] = wanted
+
+    def _limit(self, branch: _Branch, wanted: Limited) -> None:
+        limit = _Limit(branch, wanted, branch.next_path())
+        self._await(limit.timer, wanted.timer)
+        self._limits[limit.timer] = limit
+        work = _Branch(_awaiting(None, wanted.item), limit.work, limit=limit)
+        self._branches[id(work)] = work
+        self._ready.append((work, None, None))
+
+    def _time_out(self, limit: _Limit) -> None:
+        """The time is over: the code within goes no further, and what goes on outside it does so when the last of the
+        steps within has its result."""
+        for branch in [branch for branch in self._branches.values() if branch.path.startswith(limit.work)]:
+            del self._branches[id(branch)]
+            with suppress(BaseException):  # as in `close`
+                branch.coroutine.close()
+        for join in [join for join in self._joins.values() if join.waiting.path.startswith(limit.work)]:
+            del self._joins[id(join)]
+            join.close()
+        self._limits = {timer: one for timer, one in self._limits.items() if not timer.startswith(limit.work)}
+        self.dropped.update({path: limit for path in self.dropped if path.startswith(limit.work)})
+        for path in [path for path in self.waiting if path.startswith(limit.work)]:
+            self._drop(path, limit)
+        self._go_on_after(limit)
+
+    def _drop(self, path: str, limit: _Limit | None) -> None:
+        """Nobody awaits a step any more; one that was not asked for yet won't be."""
+        del self.waiting[path]
+        self._open.pop(path, None)
+        if path in self._new:
+            self._new.remove(path)
+        else:
+            self.dropped[path] = limit
+
+    def _go_on_after(self, limit: _Limit | None) -> None:
+        """Go on behind a limit whose time was over, if nothing within it is open."""
+        if limit is not None and limit not in self.dropped.values():
+            error = limit.wanted.late()
+            error.details.update(path=limit.path, step=limit.wanted.timer.tool, outcome="timeout", status="")
+            self._ready.append((limit.waiting, None, error))
 
     def _split(self, branch: _Branch, wanted: Branches) -> None:
         join = _Join(branch, wanted, [None] * len(wanted.items))
@@ -329,7 +319,12 @@ class Execution:
 
     def _ended(self, branch: _Branch, value: Any, error: BaseException | None) -> None:
         self._branches.pop(id(branch), None)
-        join = branch.join
+        join, limit = branch.join, branch.limit
+        if limit is not None:
+            del self._limits[limit.timer]
+            self._drop(limit.timer, None)
+            self._ready.append((limit.waiting, value, error))
+            return
         if join is None:
             self.is_over, self.value, self.error = True, value, error
             return

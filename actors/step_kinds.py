@@ -23,15 +23,17 @@ from understudy.workflows import (
     MODEL_AGENT,
     ORIGIN,
     SLEEP_STEP,
+    TIMEOUT_STEP,
+    TIMERS,
     WORKFLOW_STEP,
     step_identifier,
 )
 from understudy.worktrees import for_child
 
+from .awaited import Record, Wanted
 from .code import import_reference
 from .execution import Outcome, now
 from .output_types import output_of_type
-from .replay import Record, Wanted
 from .tools import describe
 from .window import Window
 from .workflow_context import ChildWanted, StoreWanted, ToolWanted
@@ -134,7 +136,7 @@ class Steps:
 
     def wait_for(self, calls: Iterable[CallState]) -> str:
         """What a session waits for with these steps open: a person or a signal first, then a time, then sub-agents."""
-        tools = {call.tool for call in calls}
+        tools = {call.tool for call in calls} - {TIMEOUT_STEP}
         if EVENT_STEP in tools or ASK_STEP in tools or tools - CHILD_STEPS - {SLEEP_STEP}:
             return "input"
         return "timer" if SLEEP_STEP in tools else "child"
@@ -158,7 +160,7 @@ def result_of(call: CallState, item: InboxItem) -> Outcome:
     if item.kind == "answer":
         found = answered(payload)
         outcome, text = found if found is not None else ("error", "it can't be run again")
-        return Outcome(outcome, text if call.tool != SLEEP_STEP or outcome != "ok" else "null", duration, started)
+        return Outcome(outcome, text if call.tool not in TIMERS or outcome != "ok" else "null", duration, started)
     if payload["status"] != "completed":
         return Outcome("error", child_text(payload), duration, started)
     output = payload.get("output")
@@ -179,5 +181,5 @@ def _asked(call: CallState, step: StoreWanted) -> HandedOver:
     arguments: dict[str, Any] = {"seconds": step.seconds, "until": step.due_at}
     if step.tool == EVENT_STEP:
         arguments = {"name": step.name, "seconds": step.seconds}
-    kind = WAIT if step.tool == SLEEP_STEP else EVENT_STEP
+    kind = WAIT if step.tool in TIMERS else EVENT_STEP
     return HandedOver(waiting, ask=Ask(call.call_id, kind, "", executions=1, arguments=arguments))

@@ -59,6 +59,7 @@ class StepWork:
         self._at_work: dict[asyncio.Task[Outcome | None], str] = {}
         self._watch: asyncio.Task[str] | None = None
         self._approved: set[int] = set()  # inbox rows that were dealt with
+        self._given_up: set[str] = set()  # what others are at, and shall give a result
 
     @property
     def leave(self) -> bool:
@@ -142,11 +143,27 @@ class StepWork:
                 path, outcome = self._at_work.pop(task), await task
                 if outcome is not None:
                     found.append((path, outcome, ""))
+            known = {path for path, _, _ in found} | self._given_up
+            found += await self._give_up([path for path in execution.dropped if path not in known])
             if found or not self._at_work:
                 return found
             if all(not task.done() for task in self._at_work):
                 await self._wait()
         return []
+
+    async def _give_up(self, paths: list[str]) -> list[Arrived]:
+        """End steps that the code does not await any more: here and now what is done here, the others by those who are
+        at them."""
+        await self._end([task for task, path in self._at_work.items() if path in paths])
+        found: list[Arrived] = []
+        for path in paths:
+            call = self.calls[path]
+            if call.state in ("asked", "waiting") or (call.state == "started" and call.child_id is not None):
+                self._given_up.add(path)
+                self._commits.draft.given_up.append(call.call_id)
+            else:
+                found.append((path, await self.given_up(path), ""))
+        return found
 
     async def _wait(self) -> None:
         """Wait until something ends here, or the run is cancelled; commit what gathers, and look what others bring."""
@@ -186,7 +203,8 @@ class StepWork:
             self._commits.draft.inbox_done.append(item.id)
             path = step_path(self._window.run_id or "", item.key)
             call = self.calls.get(path)
-            if call is not None and call.state == "asked":  # else it was approved when this activation began
+            if call is not None and call.state == "asked" and path in execution.waiting:
+                # Else it was approved when this activation began, or nobody wants it any more.
                 self.calls[path] = replace(call, state="approved", edited=item.payload["edited"], question="")
                 self._outcomes.asked.discard(call.call_id)
                 self._outcomes.handed_over.discard(call.call_id)
@@ -198,7 +216,7 @@ class StepWork:
         for item in self._answers():
             path = step_path(self._window.run_id or "", item.key)
             step = execution.waiting.get(path)
-            if step is None or isinstance(step, ToolWanted):
+            if (step is None and path not in execution.dropped) or isinstance(step, ToolWanted):
                 if step is not None and path not in self._at_work.values():
                     self.begin(path, execution)
                 continue
@@ -253,16 +271,20 @@ class StepWork:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        pending = [task for task in self._at_work if not task.done()]
+        await self._end([*self._at_work])
+
+    async def _end(self, tasks: list[asyncio.Task[Outcome | None]]) -> None:
+        """End some of what runs here."""
+        pending = [task for task in tasks if not task.done()]
         for task in pending:
             task.cancel()
         if pending:
             await asyncio.wait(pending, timeout=5.0)
             self._outcomes.leave_what_goes_on()
-        for task in self._at_work:
+        for task in tasks:
             if task.done():
                 retrieve_error(task)
-        self._at_work = {}
+            del self._at_work[task]
 
 
 def _as_json(outcome: Outcome, kind: Any) -> Outcome:

@@ -25,12 +25,13 @@ from understudy.workflows import (
     MODEL_STEP,
     PUBLISHED,
     SLEEP_STEP,
+    TIMEOUT_STEP,
     WORKFLOW_STEP,
 )
 
+from .awaited import Branches, ContinueAsNew, Limited, Result, Taken, Wanted
 from .execution import MAX_RESULT_CHARACTERS
 from .parameters import context_parameter
-from .replay import Branches, ContinueAsNew, Result, Taken, Wanted
 from .results import rendered
 from .step_values import result_type, typed
 from .tools import ToolDefinition
@@ -268,6 +269,19 @@ class WorkflowContext:
     ) -> Any:  # fmt: skip
         """Do the same for each item, so many at a time; the results in the items' order. See `gather`."""
         return _branches(list(items), function, limit, return_exceptions)
+
+    def within(self, seconds: float, step: Awaitable[Any]) -> Awaitable[Any]:
+        """Do a step, or an async function of several steps, within so many seconds; what it returns.
+
+        When they are over, the function goes no further, and the steps that it is at are ended: sub-agents are
+        cancelled, questions given up, tools stopped. When all have ended, the error is raised.
+
+        Raises:
+            StepTimeout: the time was over first.
+        """
+        _check_timeout(seconds)
+        timer = StoreWanted(TIMEOUT_STEP, _json({"seconds": seconds}), _nothing_of, seconds=seconds)
+        return Limited(step, timer, lambda: StepTimeout(f"it was not done in {seconds:g} seconds"))
 
     async def now(self) -> datetime:
         """The time, in UTC."""

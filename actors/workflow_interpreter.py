@@ -4,7 +4,7 @@ else in it (conditions, templates, retries) follows from their results. So it do
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -28,6 +28,9 @@ Variables = dict[str, Any]
 NOT_ARGUMENTS = frozenset({"self", "tool", "retry"})
 """Names that mean something else where a step calls a tool."""
 
+
+TIMED = ("ask", "wait")
+"""Kinds of steps that know how long they may take."""
 
 FINAL = (WorkflowDiverged, StepLimit)
 """Errors about which no step can do anything."""
@@ -130,7 +133,8 @@ class _Interpreter:
         retry = Retry(options.max_attempts, seconds_of(options.backoff), longest=seconds_of(options.backoff_max))
         for attempt in itertools.count(1):
             try:
-                return await getattr(self, f"_{step.kind}")(step, variables, (*place, step.kind))
+                done = getattr(self, f"_{step.kind}")(step, variables, (*place, step.kind))
+                return await (done if step.kind in TIMED else self._within(step, done))
             except InvalidInput as error:  # what a template has become can't be asked for: an empty text, say
                 raise WorkflowError(f"{shown(place)}: {error.message}") from None
             except StepFailed:
@@ -138,6 +142,11 @@ class _Interpreter:
                     raise
             self._count()
             await self._context.sleep(retry.pause(attempt))
+
+    def _within(self, step: Step, done: Awaitable[Any]) -> Awaitable[Any]:
+        """A try of a step, in the time that it may take."""
+        seconds = _timeout(step)
+        return done if seconds is None else self._context.within(seconds, done)
 
     async def _failed(self, step: Step, error: WorkflowError, variables: Variables, place: Place) -> Any:
         """What a step that failed for good has as its result instead."""

@@ -12,7 +12,7 @@ from understudy.json_text import from_json, to_json
 from understudy.messages import NEVER, Message
 from understudy.workflows import CONTINUED, DIVERGED, ORIGIN, SNAPSHOT, step_path
 
-from .replay import Record, Result
+from .awaited import Record, Result
 from .step_values import hints_of, typed
 from .workflow import arguments_of, definition_of
 

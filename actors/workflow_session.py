@@ -33,10 +33,11 @@ from understudy.protocol import FrameIdentity
 from understudy.records import Ask, CallState, Finish
 from understudy.workflows import CONTINUED, DIVERGED, step_identifier, step_path
 
+from .awaited import ContinueAsNew, Result
 from .commits import Commits, Patience
 from .execution import Outcome, presentable
 from .hooks import Hooks
-from .replay import ContinueAsNew, Execution, Result
+from .replay import Execution
 from .results import rendered
 from .servers import Servers
 from .session import HookLoader, Step
@@ -283,7 +284,7 @@ class WorkflowActivation:
         await self._worktree.fence(finish.status)
         draft = self._commits.draft
         await self._work.stop()
-        draft.spawns, draft.asks = [], []
+        draft.spawns, draft.asks, draft.given_up = [], [], []
         for path in [*self._work.calls]:
             outcome = await self._work.given_up(path)
             self._settle(path, outcome.outcome, outcome.content)

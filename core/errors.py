@@ -500,7 +500,7 @@ class StepFailed(WorkflowError):
 
 
 class StepTimeout(StepFailed):
-    """Nobody answered, or no event came, in the time that the step gave."""
+    """A step was not done in the time that it has: nobody answered, no event came, or it was ended."""
 
     code = "step_timeout"
     hint = "Catch it in the workflow's code, or give the step more time."

@@ -421,6 +421,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
         handoff: ends the activation: the session goes on under another agent. Then `wait` is None, or `idle` at a run's
             end.
         steps: calls that a workflow's code asks for; a message among the entries asks for them as well.
+        given_up: calls that others are at and nobody wants any more: whoever is at them is to give them a result.
     """
 
     session_id: str
@@ -445,6 +446,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     request_entries: int = 0
     handoff: Handoff | None = None
     steps: tuple[CallState, ...] = ()
+    given_up: tuple[str, ...] = ()
 
     @property
     def activation(self) -> ActivationId:

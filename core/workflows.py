@@ -20,6 +20,13 @@ DIVERGED = "workflow:diverged"
 """The tool of the question about code that asks for other steps than the log has: until it is answered, nothing else
 that comes has an effect. No tool of an agent can have such a name."""
 
+TIMEOUT_STEP = "workflow:timeout"
+"""The tool of the call that is the timer of what shall be done within a time. No tool of an agent can have such a name.
+"""
+
+TIMERS = frozenset({SLEEP_STEP, TIMEOUT_STEP})
+"""Steps that end when a time is over."""
+
 CHILD_STEPS = frozenset({AGENT_STEP, MODEL_STEP, WORKFLOW_STEP})
 """Steps that a session of their own does."""
 

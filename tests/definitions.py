@@ -51,7 +51,7 @@ class Drawn:
         options: dict[str, Any] = {}
         if draw(st.booleans()):
             options["when"] = self.condition(visible)
-        if kind == "ask" and draw(st.booleans()):
+        if kind != "wait" and draw(st.integers(0, 2)) == 0:
             options["timeout"] = draw(DURATIONS)
         if draw(st.booleans()):
             options["retry"] = Retry(draw(st.integers(1, 9)), draw(DURATIONS))

@@ -109,7 +109,7 @@ class Meaning:
         self._duration(step.get("timeout"), (*place, "timeout"))
         wait = step.get("wait")
         if "timeout" in step and isinstance(wait, dict) and wait.keys() & {"seconds", "until"}:
-            self._problems.add((*place, "timeout"), "is for a wait for an event only: this one ends by itself")
+            self._problems.add((*place, "timeout"), "is not for a wait for a time: this one ends by itself")
         retry = step.get("retry")
         retry = retry if isinstance(retry, dict) else {}
         for name in ("backoff", "backoff_max"):

@@ -217,7 +217,7 @@ class Step(Part, frozen=True):
         ask: a person is asked.
         output_schema: a JSON Schema (2020-12) that the result must fit; a model is told it.
         retry: how often it is tried again when it fails; left out: never.
-        timeout: of `ask`, and of `wait` for an event: how long one try may take; then it has failed.
+        timeout: how long one try may take; then what it is at is ended, and it has failed. Not of a `wait` for a time.
         fallback: a step that is done instead when it has failed for good, and whose result is its own. It sees the
             failure as `error.code` and `error.message`.
         on_error: what is done when it has failed, and its `fallback` too: the workflow fails (`fail`), or goes on with
@@ -232,7 +232,6 @@ class Step(Part, frozen=True):
     ONE_OF = KINDS
     ONLY_WITH: ClassVar[dict[str, tuple[str, ...]]] = {
         "output_schema": ("agent", "tool", "model"),
-        "timeout": ("ask", "wait"),
         "max_concurrency": ("parallel", "foreach"),
     }
 

@@ -20,7 +20,19 @@ from understudy.workflows import APPROVED, DIVERGED, WORKFLOW, begins_record
 
 from ..db.session_row import SessionRow
 from ..transaction import Transaction
-from . import answering, charging, follow_ups, handoffs, model_calls, questions, queues, steering, steps, waiting
+from . import (
+    answering,
+    charging,
+    endings,
+    follow_ups,
+    handoffs,
+    model_calls,
+    questions,
+    queues,
+    steering,
+    steps,
+    waiting,
+)
 from .beginnings import spawn
 from .endings import DEADLINE_TIMER, finish_run
 from .holding import require_current, require_held
@@ -90,7 +102,7 @@ def commit(
     steps.begin(tx, row, batch.steps)
     _set_calls(tx, row, batch, refused, cancelled=cancel is not None)
     tx.take_inbox(row, batch.inbox_done)
-    if batch.asks and cancel is None:
+    if (batch.asks or batch.given_up) and cancel is None:
         _hand_over(tx, row, batch)
     if finish is None and to_agent is None:
         _set_wait(tx, row, batch, holder, price, asks_anew=asks_anew)
@@ -130,7 +142,7 @@ def _spawn(tx: Transaction, row: SessionRow, batch: Batch) -> list[str]:
 
 
 def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
-    """Have the batch's questions answered: by the store, or by people."""
+    """Have the batch's questions answered, by the store or by people, and end what it gives up."""
     people = [asked for asked in batch.asks if asked.kind not in answering.STORE_ANSWERS]
     answering.ask(tx, row, [asked for asked in batch.asks if asked.kind in answering.STORE_ANSWERS])
     questions.ask(tx, row, people)
@@ -138,6 +150,8 @@ def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
         steering.answer_waits(tx, row)
     elif people:
         questions.tell_above(tx, row)
+    if batch.given_up:
+        endings.give_up(tx, row, batch.given_up)
 
 
 def _set_wait(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import asdict
@@ -16,11 +17,12 @@ from understudy.workflows import WORKFLOW
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
-from . import background, commands, follow_ups, groups, loops, queues, steering, wakeups
+from . import background, commands, follow_ups, groups, loops, questions, queues, steering, wakeups
 from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, timer, told
 from .charging import deadline, settle
-from .partial import last_text, of_worktree, settle_calls, tools_used
+from .partial import CANCELLED, last_text, of_worktree, settle_calls, tools_used
 from .upgrades import migrate
+from .waiting import CALL_TIMER, hand_in
 
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
 
@@ -32,6 +34,8 @@ DEADLINE_TIMER = "deadline"
 
 STOPPED_WITH_GROUP = {"status": "cancelled", "code": "cancelled"}
 """`cancel_as` of a sub-agent that its group stops: unlike one that somebody asked to end, it may be started again."""
+
+OUT_OF_TIME = "its workflow waits for it no longer: the time that it had is over"
 
 ENDED, PARENT_ENDED = "its parent's run ended", "its parent ended"
 
@@ -272,6 +276,21 @@ def request_cancel(
     elif longest is not None:
         tx.set_timer(row, SHUTDOWN_TIMER, tx.now + longest, {"run_id": run_id, "grace": longest})
     return True
+
+
+def give_up(tx: Transaction, row: SessionRow, call_ids: Sequence[str]) -> None:
+    """Have calls of a workflow's that others are at come to an end, as its code does not wait for them any more. Each
+    has its result by the way that it would have had anyhow; one that has it already keeps it."""
+    told = {item.key for item in tx.inbox(row) if item.is_result}
+    calls = {call["call_id"]: call for call in tx.current_calls(row)}
+    for call_id in [call_id for call_id in call_ids if call_id not in told]:
+        child = calls[call_id]["child_id"]
+        if child is not None:
+            request_cancel(tx, tx.session(child), OUT_OF_TIME)
+        elif not questions.abort(tx, row.session_id, call_id):
+            tx.drop_timer(row, CALL_TIMER + call_id)
+            said = {"decision": CANCELLED, "text": CANCELLED, "since": calls[call_id]["updated_at"]}
+            hand_in(tx, row, call_id, said)
 
 
 def _time_to_end(row: SessionRow, grace: int | None) -> int | None:

@@ -27,6 +27,7 @@ from . import approvals, background, delegating, handoffs, jobs, kept, loops, qu
 from .guards import STOPPED
 from .plan import MAX_CONTINUATIONS, STEER
 from .spans import key_of, text_of, unrecorded
+from .stepped import Late
 from .tools import POLICY_OF
 
 if TYPE_CHECKING:
@@ -223,19 +224,20 @@ class Ending:
 
     def _interruptions(self, connection: Any) -> None:
         """Tools and model calls are cancelled only in runs that were asked to end, or that a client interrupted: tools
-        only in the round behind which the model was sent that."""
+        only in the round behind which the model was sent that. Steps of workflows also when their time is over."""
         kinds = (
             "cancel_requested", "tool_finished", "model_call_failed", "shutdown_forced", "session_quarantined",
             "child_spawned", "run_finished",
         )  # fmt: skip
         statement = select(EVENT).where(EVENT.c.type.in_(kinds)).order_by(EVENT.c.session_id, EVENT.c.seq)
-        asked: set[tuple[str, str | None]] = set()
+        asked, late = set[tuple[str, str | None]](), Late()
         interrupted = {
             (client.session_id, one.run_id) for client in self._world.clients for one in client.steers if one.interrupts
         }
         rounds = self._interrupted_rounds(connection)
         for row in connection.execute(statement).mappings():
             event, run = event_from_row(row), (row["session_id"], row["run_id"])
+            late.note(event)
             if row["type"] in ("cancel_requested", "shutdown_forced", "session_quarantined"):
                 asked.add(run)
             elif row["type"] == "child_spawned":
@@ -248,7 +250,7 @@ class Ending:
                 cancelled = isinstance(event, ToolFinished) and event.outcome == "cancelled" and run not in asked
                 if cancelled and not rounds & {(*run, int(event.call_id.split("/")[-2])), (*run, 0)}:  # type: ignore[attr-defined]
                     self._violated(f"call {event.call_id} of {run} was cancelled, and its round not interrupted")  # type: ignore[attr-defined]
-            elif run not in asked and getattr(event, "outcome", "") == "cancelled":
+            elif run not in asked and getattr(event, "outcome", "") == "cancelled" and not late.has(event):
                 self._violated(f"call {event.call_id} of {run} was cancelled, and its run was not")  # type: ignore[attr-defined]
             elif run not in asked and getattr(event, "error_code", "") == "aborted" and not event.late:  # type: ignore[attr-defined]
                 self._violated(f"a model call of {run} was aborted, and its run was not cancelled")

@@ -34,7 +34,7 @@ from .servers import have_servers, some_with_servers
 from .tasks import retold
 from .tools import BY_POLICY, TOOLS
 from .typed import output
-from .workflows import SIGNALS, WORKFLOW, some_workflows
+from .workflows import SIGNALS, WORKFLOW, has_limits, some_workflows
 from .written import some_written
 
 STEER = "steer"
@@ -210,6 +210,7 @@ class Plan:
             found |= {"loops"} if any(action.what.get("memory") for action in work.actions) else set()
             found |= {"failing loops"} if any(action.what.get("fails") for action in work.actions) else set()
             found |= {"workflows"} if work.spec.get("kind") == WORKFLOW else set()
+            found |= {"time limits"} if has_limits(work) else set()
             found |= {"workflows fired"} if fires_workflows(work) else set()
             found |= {"interrupt"} if any(action.what.get("interrupt") for action in work.actions) else set()
             found |= {"approvals"} if any(tool.get("approve") for tool in work.spec["tools"]) else set()

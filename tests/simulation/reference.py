@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from understudy.workflows import TIMEOUT_STEP
+
 from .workflows import BACKOFF, NOTED, Node, task_of, told
 
 Asked = tuple[str, dict[str, Any]]
@@ -60,10 +62,12 @@ class Branch:
 
     Attributes:
         at: the number of the last result before it.
+        until: that of the result with which the time is over that it has.
     """
 
     begins: str
     at: int
+    until: float = math.inf
     steps: int = 0
 
     def next_path(self) -> str:
@@ -131,7 +135,7 @@ class Reference:
         """
         path, known = branch.next_path(), self._known
         if path not in known.asked:
-            if known.ended:
+            if known.ended and branch.until == math.inf:  # else it was asked for as its time was over
                 self.problems.append(f"the program asks for {tool} as {path}, and that is not recorded")
             raise Open
         self.visited.add(path)
@@ -139,7 +143,7 @@ class Reference:
         if recorded[0] != tool or (arguments is not None and recorded[1] != json.loads(json.dumps(arguments))):
             self.problems.append(f"step {path} is recorded as {recorded}, and the program asks for {tool} {arguments}")
         place = self._places.get(path)
-        if place is None:
+        if place is None or place > branch.until:
             raise Open
         if place <= branch.at:
             self.problems.append(f"the result of {path} is number {place}, and it was asked for after {branch.at}")
@@ -235,6 +239,40 @@ class Reference:
     def _foreach(self, node: Node, _given: Any, branch: Branch) -> Any:
         return self._at_once([(node["part"], item) for item in range(node["count"])], node, branch)
 
+    def _within(self, node: Node, given: Any, branch: Branch) -> Any:
+        """A part that is done in time; or its time is over, and all that it was at has ended."""
+        path, timer = branch.next_path(), math.inf
+        timer_path, begins = f"{path}.0.0", f"{path}.1."
+        if timer_path in self._known.asked:
+            self.visited.add(timer_path)
+            due = TIMEOUT_STEP, {"seconds": node["seconds"]}
+            if self._known.asked[timer_path] != due:
+                self.problems.append(f"{timer_path} is {self._known.asked[timer_path]}, and the program has {due}")
+            timer = float(self._places.get(timer_path, math.inf))
+            if timer < math.inf and self._known.results[int(timer)][1] != "ok":  # it was given up
+                timer = math.inf
+        inner = Branch(begins, branch.at, min(timer, branch.until))
+        try:
+            value = self._value(node["part"], given, inner)
+        except Failed:
+            branch.at = inner.at
+            raise
+        except Open:
+            branch.at = self._ended_late(timer, begins, branch)
+            late = Failed(f"it was not done in {node['seconds']:g} seconds", "step_timeout")
+            late.at = branch.at
+            raise late from None
+        branch.at = inner.at
+        return value
+
+    def _ended_late(self, timer: float, begins: str, branch: Branch) -> int:
+        """The number of the last result of a part whose time was over."""
+        places = [self._places.get(path, math.inf) for path in self._known.asked if path.startswith(begins)]
+        last = max([timer, *places])
+        if timer > branch.until or last > branch.until or last == math.inf:
+            raise Open
+        return int(last)
+
     def _undo(self, node: Node, given: Any, branch: Branch) -> Any:
         self._registered.append((branch.at, node))
         return given
@@ -254,7 +292,7 @@ class Reference:
                 begins = heapq.heappop(ends)
             if begins == math.inf or any(error.at <= begins for error in errors):
                 break
-            inner, end = Branch(f"{path}.{number}.", int(begins)), math.inf
+            inner, end = Branch(f"{path}.{number}.", int(begins), branch.until), math.inf
             try:
                 values.append(self._value(part, given, inner))
             except Failed as failed:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
+from understudy.events import ToolFinished
 from understudy.messages import text_of
 from understudy.store.db.session_row import SessionRow
 from understudy.store.db.statements import MESSAGE, RUN, SESSION
-from understudy.workflows import CONTINUED, EVENT_STEP, ORIGIN, SLEEP_STEP, SNAPSHOT, WORKFLOW, step_path
+from understudy.workflows import CONTINUED, EVENT_STEP, ORIGIN, SNAPSHOT, TIMEOUT_STEP, TIMERS, WORKFLOW, step_path
 
 from . import goals
 from .reference import Known, Reference
@@ -74,6 +75,25 @@ class Run:
     calls: dict[str, tuple[str, dict[str, Any], str, str]] = field(default_factory=dict)
     snapshots: int = 0
     problems: list[str] = field(default_factory=list)
+
+
+class Late:
+    """The steps of workflows whose time was over, by the events of the log."""
+
+    def __init__(self) -> None:
+        self._begins: set[Key] = set()
+
+    def note(self, event: Any) -> None:
+        """What follows in the log may be of these."""
+        if isinstance(event, ToolFinished) and event.tool == TIMEOUT_STEP and event.outcome == "ok":
+            self._begins.add((event.session_id, f"{event.call_id.removesuffix('0.0')}1."))
+
+    def has(self, event: Any) -> bool:
+        """Whether a call is one of these, or a timer that nobody needs any more."""
+        if not isinstance(event, ToolFinished):
+            return False
+        own = (begins for session_id, begins in self._begins if session_id == event.session_id)
+        return event.tool == TIMEOUT_STEP or any(map(event.call_id.startswith, own))
 
 
 class Stepped:
@@ -139,6 +159,7 @@ class Stepped:
         }  # fmt: skip
         for key, run in runs.items():
             counts["steps"] += len(run.calls)
+            counts["times over"] += sum((call[0], call[2]) == (TIMEOUT_STEP, "ok") for call in run.calls.values())
             counts["snapshots"] += run.snapshots
             yield from run.problems
             if key in ended:
@@ -162,10 +183,10 @@ class Stepped:
                     yield f"{key} has the result {text}, and its session came to {said}"
             if tool in POLICY_OF and outcome == "ok" and text.startswith('"did ') and not effects[key]:
                 yield f"{key} is said to have acted, and has not"
-            if tool == SLEEP_STEP and outcome == "ok" and not self._stepped and "seconds" in arguments:
+            if tool in TIMERS and outcome == "ok" and not self._stepped and "seconds" in arguments:
                 asked, told = run.times[call_id]
                 if told - asked < arguments["seconds"] * 1e6 - MARGIN:
-                    yield f"{key}: a sleep of {arguments['seconds']} s was over after {(told - asked) / 1e6} s"
+                    yield f"{key}: a {tool} of {arguments['seconds']} s was over after {(told - asked) / 1e6} s"
 
     def _signals(self, runs: dict[Key, Run], ended: dict[Key, Any], counts: Counter[str]) -> Iterator[str]:
         """A signal that was accepted is taken once, by a step of its name; it is left only where none waited for it."""

@@ -126,6 +126,9 @@ class Doing:
         found = await self._ctx.foreach(items, each, limit=node["limit"], return_exceptions=node["keeps"])
         return [said(value) for value in found]
 
+    async def _within(self, node: Node, given: Any) -> Any:
+        return await self._ctx.within(node["seconds"], self.value(node["part"], given))
+
     async def _undo(self, node: Node, given: Any) -> Any:
         self._ctx.on_failure(self._undone, node["tool"], node["with"])
         return given
@@ -174,6 +177,7 @@ class Drawn:
         self._chosen, self._name, self._policies = chosen, name, policies
         self._agents, self._elsewhere = agents, elsewhere
         self._count = 0
+        self._apart = random.Random(f"{name}/within")  # so that all else is what it has been
 
     def program(self) -> Node:
         """A whole program."""
@@ -191,6 +195,14 @@ class Drawn:
         return {"do": "sequence", "parts": parts}
 
     def _part(self, depth: int) -> Node:
+        node = self._unlimited(depth)
+        if self._apart.random() >= 0.1:
+            return node
+        seconds = round(self._apart.choice((0.3, 3.0, 12.0)) * self._apart.random() + 0.01, 3)
+        node = json.loads(json.dumps(node).replace(f'"name": "{NOTED}', '"name": "'))  # a call may end with its time
+        return {"do": "within", "seconds": seconds, "part": node, "catch": self._apart.random() < 0.7}
+
+    def _unlimited(self, depth: int) -> Node:
         chosen, draw = self._chosen, self._chosen.random()
         node: Node
         if depth and draw < 0.4:
@@ -301,6 +313,11 @@ def as_workflow(chosen: random.Random, work: Work) -> Work:
 
     actions = tuple(told_anew(action) for action in work.actions if action.kind not in STEERING)
     return replace(work, spec=spec, actions=actions)
+
+
+def has_limits(work: Work) -> bool:
+    """Whether a program of its has something done within a time."""
+    return any('"do": "within"' in str(text) for action in work.actions for text in action.what.values())
 
 
 def specification(chosen: random.Random, work: Work) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from understudy.actors.replay import Execution, Record, Result
+from understudy.actors.awaited import Record, Result
+from understudy.actors.replay import Execution
 from understudy.actors.results import rendered
 from understudy.actors.workflow_context import WorkflowContext
 from understudy.actors.workflow_interpreter import interpret
@@ -82,6 +83,7 @@ class Writing:
     def __init__(self, chosen: random.Random, name: str, limits: dict[str, Any]) -> None:
         self._chosen, self._name, self._limits = chosen, name, limits
         self._count = self._names = 0
+        self._apart = random.Random(f"{name}/timeout")  # so that all else is what it has been
 
     def call(self) -> Any:
         """The arguments of a call."""
@@ -140,6 +142,8 @@ class Writing:
                     {"wait": {"event": chosen.choice(SIGNALS)}, **timed},
                 )
             )
+        if self._apart.random() < 0.15 and "wait" not in step:
+            step["timeout"] = round(0.1 + 3.0 * self._apart.random(), 3)
         if chosen.random() < 0.15:
             step["retry"] = {"max_attempts": 2, "backoff": 0.3}
         for name in ("fallback", "undo"):

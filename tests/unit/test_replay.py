@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.actors.replay import Execution, Record, Result
+from understudy.actors.awaited import Record, Result
+from understudy.actors.replay import Execution
 from understudy.actors.tools import tool
 from understudy.actors.workflow import workflow
 from understudy.actors.workflow_context import Retry, WorkflowContext

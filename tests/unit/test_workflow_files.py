@@ -191,8 +191,8 @@ MALFORMED: dict[str, list[str]] = {
         "steps[2].wait: has seconds and event: it can have one of them",
         "steps[3].max_concurrency: is for parallel, foreach only, and not for ask",
         "steps[4].output_schema: is for agent, tool, model only, and not for parallel",
-        "steps[5].timeout: is for ask, wait only, and not for tool",
-        "steps[6].timeout: is for a wait for an event only: this one ends by itself",
+        "steps[5].max_concurrency: is for parallel, foreach only, and not for tool",
+        "steps[6].timeout: is not for a wait for a time: this one ends by itself",
     ],
     "several_mistakes.json": [
         "steps[0].id: is there twice in one object",

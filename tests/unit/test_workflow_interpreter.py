@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from understudy.actors.replay import Execution, Record, Result, Wanted
+from understudy.actors.awaited import Record, Result
+from understudy.actors.replay import Execution
 from understudy.actors.workflow_context import WorkflowContext
 from understudy.actors.workflow_inputs import checked_inputs
 from understudy.actors.workflow_interpreter import interpret
@@ -19,8 +21,11 @@ from understudy.errors import InvalidInput, StepFailed, StepLimit, UnderstudyErr
 from understudy.json_text import from_json, to_json
 from understudy.workflow_definition import builder as w
 from understudy.workflow_definition.steps import Definition, Retry, Step
+from understudy.workflows import TIMEOUT_STEP
 
 from ..definitions import definitions
+
+TIMED = ("ask", "event")
 
 Answer = Callable[[str, dict[str, Any]], Any]
 
@@ -39,6 +44,7 @@ class Doing:
     Attributes:
         asked: the steps that it came to, and their arguments.
         most: steps that were under way at once.
+        execution: of its code.
     """
 
     def __init__(
@@ -64,28 +70,30 @@ class Doing:
             pick: which step ends next.
             replays: begin again from the record behind each step.
         """
-        execution = self.begun(Record())
+        self.execution = execution = self.begun(Record())
         while not execution.is_over:
             new = execution.new()
             self.asked += [(wanted.tool, from_json(wanted.arguments)) for _, wanted in new]
             self.most = max(self.most, len(execution.waiting))
             if replays:
                 record = execution.record
-                execution = self.begun(Record(dict(record.asked), list(record.results), dict(record.taken)))
+                self.execution = execution = self.begun(
+                    Record(dict(record.asked), list(record.results), dict(record.taken))
+                )
                 assert not execution.new()
-            path = pick(sorted(execution.waiting))
-            execution.deliver(path, _result(execution.waiting[path], answer))
+            path = pick(sorted(execution.waiting | execution.dropped))
+            execution.deliver(path, _result(*execution.record.asked[path], answer))
         if execution.error is not None:
             raise execution.error
         return execution.value
 
 
-def _result(wanted: Wanted, answer: Answer) -> Result:
+def _result(tool: str, arguments: str, answer: Answer) -> Result:
     try:
-        value = answer(wanted.tool, from_json(wanted.arguments))
+        value = answer(tool, from_json(arguments))
     except Fails as failed:
         return Result(failed.outcome, str(failed))
-    return Result("ok", str(value) if wanted.tool == "ask" else to_json(value))
+    return Result("ok", str(value) if tool == "ask" else to_json(value))
 
 
 def run(*steps: Step, answer: Answer = lambda name, arguments: arguments, given: Any = None, **fields: Any) -> Any:
@@ -215,6 +223,38 @@ def test_what_is_done_about_failures() -> None:
         run(w.tool("other", on_error=w.tool("bad")), answer=failing)
     with pytest.raises(StepFailed, match="worse failed"):
         run(w.tool("bad", fallback=w.tool("worse")), answer=failing)
+
+
+def test_steps_that_are_out_of_time() -> None:
+    """Given steps of every kind with a time that is over, then what they are at is ended and they have failed, as any
+    other: they are tried again, then replaced, or left; one that is in time has its result."""
+    never = w.tool("good", {"never": True})
+    late: dict[str, Any] = {"timeout": "1m", "on_error": "continue"}
+    slow = [
+        w.tool("good", {"never": True}, **late), w.agent("a", "never", **late), w.model("never", **late),
+        w.sequence(w.tool("good"), never, **late), w.parallel(never, never, **late), w.foreach([1, 2], never, **late),
+        w.branch(("true", never), **late), w.loop(never, max=2, **late), w.ask("never", **late),
+        w.wait(event="never", **late),
+        w.tool("good", {"never": True}, timeout=5, retry=Retry(2), fallback=w.tool("good", {"why": "{{error.code}}"})),
+    ]  # fmt: skip
+    fast = w.tool("good", {"x": 1}, timeout=5, id="fast")
+    doing = Doing(w.define("n", fast, *slow, w.tool("good", {"x": "{{fast.x}}"}, timeout=5), w.tool("good", {"x": 2})))
+
+    def pick(paths: list[str]) -> str:
+        """What is given up, or does not take for ever; a timer if there is nothing else."""
+        asked, dropped = doing.execution.record.asked, doing.execution.dropped
+        ends = [path for path in paths if path in dropped or asked[path][0] in TIMED or "never" not in asked[path][1]]
+        return min(ends, key=lambda path: (asked[path][0] == TIMEOUT_STEP, path))
+
+    def answer(name: str, arguments: dict[str, Any]) -> Any:
+        return failing(name, arguments) if name in TIMED else arguments
+
+    assert doing.done(answer, pick, replays=True) == {"x": 2}
+    assert ("good", {"why": "step_timeout"}) in doing.asked
+    assert ("good", {"x": 1}) in doing.asked
+    assert Counter(name for name, _ in doing.asked if name not in ("good", "a")) == {
+        TIMEOUT_STEP: 12, "agent": 1, "model": 1, "ask": 1, "event": 1, "sleep": 1,
+    }  # fmt: skip
 
 
 def test_what_was_done_is_undone_if_the_workflow_fails() -> None:
