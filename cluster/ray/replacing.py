@@ -64,10 +64,13 @@ async def _replace(connection: Connection, timeout: float, of_other_settings: bo
         if answers and of_other_settings and not versions:
             reasons = await _other_settings_of(connection)
     except ClusterUnreachable:
-        if not await connection.is_ended() and await connection.supervisor_pid():
+        if await connection.is_ended():
+            reasons = ["another command was ending them"]
+        elif await connection.supervisor_pid():
             raise
-        # Somebody else ends them; or Ray lists it, of a former cluster perhaps, and can start it nowhere.
-        answers, reasons = False, ["their supervisor has no process"]
+        else:  # Ray lists it, of a former cluster perhaps, and can start it nowhere
+            reasons = ["their supervisor has no process"]
+        answers = False
         versions = await other_versions(names)
     if versions:
         await check_installed(timeout)
