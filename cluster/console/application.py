@@ -41,7 +41,6 @@ STATIC = Path(__file__).parent / "static"
 WRONG_TOKEN_SECONDS = 0.5
 ACT_SECONDS = 30.0
 TRACE_EVENTS = 20_000
-WAITS_IN: Any = WaitsIn | None
 
 ACTIONS: dict[str, tuple[str, ...]] = {
     "cancel": ("run_id", "reason"),
@@ -206,11 +205,13 @@ class Console:
             steps = None
             if record.kind == WORKFLOW:
                 steps = await self._source.read(WorkflowStatus, "workflow_status", session)
-            waits = record.status == "waiting_for_queue"
+            waits: list[WaitsIn] = []
+            if record.status == "waiting_for_queue":
+                waits = await self._source.read(list[WaitsIn], "waits_in", session)
             return {
                 "session": record,
                 "workflow": steps,
-                "waits_in": await self._source.read(WAITS_IN, "waits_in", session) if waits else None,
+                "waits_in": waits[0] if waits else None,
                 "runs": await self._source.read(list[RunSummary], "latest_runs", session),
                 "budgets": await self._source.read(list[AccountRecord], "budgets", session),
                 "wakeups": await self._source.read(list[Wakeup], "wakeups", session),

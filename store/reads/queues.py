@@ -66,20 +66,21 @@ def queue(connection: Connection, namespace: str, name: str) -> QueueInfo:
     return _info(row, first(connection, SELECT_NUMBERS_OF, ns=namespace, name=name))
 
 
-def waits_in(connection: Connection, namespace: str, session_id: str) -> WaitsIn | None:
-    """Where a session's next run waits; None if it has a slot, or needs none."""
+def waits_in(connection: Connection, namespace: str, session_id: str) -> list[WaitsIn]:
+    """Where a session's next run waits; nothing if it has a slot, or needs none."""
     row = first(connection, SELECT_NEXT, ns=namespace, session=session_id)
     if row is None:
-        return None
+        return []
     mine = {column.name: row[column.name] for column in FIRST}
     [counted] = read(connection, SELECT_PLACE, ns=namespace, queue=row["queue"], **mine)
     if not counted["waiting"]:
-        return None  # it has just begun
-    return WaitsIn(
+        return []  # it has just begun
+    found = WaitsIn(
         queue=row["queue"], run_id=row["run_id"], key=row["queue_key"], priority=-row["queue_rank"],
         place=max(1, int(counted["place"])), waiting=int(counted["waiting"]), accepted_at=row["accepted_at"],
         paused=bool(row["paused"]),
     )  # fmt: skip
+    return [found]
 
 
 def due_queues(connection: Connection, namespace: str, until: int) -> list[tuple[str, int]]:

@@ -236,7 +236,7 @@ async def queues(kernel: k.Kernel) -> None:
     for name in ("s-queued", "s-behind"):
         await kernel.spawn(name, k.spec())
         await kernel.ask("send", name, {"run_id": "r", "content": "go", "place": {"queue": "q", "key": "a"}})
-    found = await kernel.ask("read", "waits_in", ["s-behind"], {})
+    [found] = await kernel.ask("read", "waits_in", ["s-behind"], {})
     assert (found["place"], found["waiting"]) == (2, 2)
     await kernel.ask("pause_queue", "q", False)
     await kernel.end("s-behind")
