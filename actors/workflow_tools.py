@@ -26,7 +26,8 @@ Steps are done one after the other. A STEP has exactly one of:
 - "ask": {"question": text}: a person is asked
 and any of: "id" (later steps see its result as "{{id}}", parts as "{{id.field.0}}"), "when" (a condition as \
 "a.ok and n > 3", without braces), "output_schema" (JSON Schema of an agent's, model's or tool's result), "retry" \
-({"max_attempts": 3}), "timeout" (of ask), "fallback" (a STEP instead), "on_error" ("continue", or a STEP), \
+({"max_attempts": 3}), "timeout" (seconds; of all but "wait"), "fallback" (a STEP instead), \
+"on_error" ("continue", or a STEP), \
 "undo" (a STEP that is done if the workflow fails later), "max_concurrency" (of parallel and foreach). \
 A text that is nothing but "{{variable}}" is the value itself."""
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,7 @@ from understudy.errors import (
 )
 from understudy.json_text import jsonable
 
+from .durations import duration
 from .output import to_stdout
 
 errors = Console(stderr=True, highlight=False)
@@ -44,6 +46,12 @@ Store = Annotated[
     typer.Option("--store", help="sqlite:///PATH or postgresql://…", envvar="UNDERSTUDY_STORE", show_envvar=True),
 ]
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id; `understudy ps --all` lists them.")]
+AgentFile = Annotated[
+    Path | None,
+    typer.Option("--agent", "-a", metavar="FILE", help="agent.md, .toml or .json.", exists=True, dir_okay=False),
+]
+RunId = Annotated[str | None, typer.Option("--run-id", help="Idempotency key: the same one is not run twice.")]
+Timeout = Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")]
 Queue = Annotated[str | None, typer.Option("--queue", help="The run waits in this queue until it may begin.")]
 Key = Annotated[str, typer.Option("--key", help="Whose run it is, for the queue's limit per key.")]
 Priority = Annotated[int, typer.Option("--priority", help="In the queue; higher ones begin first.")]

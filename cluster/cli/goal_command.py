@@ -12,8 +12,7 @@ from understudy.errors import InvalidInput
 from understudy.workflows import GOAL_ROUNDS, MOST_GOAL_ROUNDS
 
 from . import run_command
-from .command import Json, Key, Priority, Queue, Store, command, connected, print_json
-from .durations import duration
+from .command import AgentFile, Json, Key, Priority, Queue, RunId, Store, Timeout, command, connected, print_json
 from .tools_command import known_tools
 
 if TYPE_CHECKING:
@@ -31,10 +30,7 @@ def goal(
     max_rounds: Annotated[
         int, typer.Option(help="Rounds at most: each is the agent's work and a verdict.", min=1, max=MOST_GOAL_ROUNDS)
     ] = GOAL_ROUNDS,
-    agent: Annotated[
-        Path | None,
-        typer.Option("--agent", "-a", metavar="FILE", help="agent.md, .toml or .json.", exists=True, dir_okay=False),
-    ] = None,
+    agent: AgentFile = None,
     tool: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,9 +56,9 @@ def goal(
     evaluator_model: Annotated[str | None, typer.Option(help="The evaluator's model. Default: the agent's.")] = None,
     budget_tokens: Annotated[int | None, typer.Option(help="Tokens at most, for all rounds together.", min=1)] = None,
     session: Annotated[str | None, typer.Option(help="The id of its session: the same one is created once.")] = None,
-    run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
+    run_id: RunId = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
-    timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
+    timeout: Timeout = None,
     queue: Queue = None,
     key: Key = "",
     priority: Priority = 0,

@@ -13,7 +13,7 @@ from understudy.errors import InvalidInput
 from understudy.json_text import jsonable
 from understudy.loops import loop_name
 
-from .command import Json, Key, Priority, Queue, Store, command, connected, errors, print_json
+from .command import AgentFile, Json, Key, Priority, Queue, Store, command, connected, errors, print_json
 from .durations import duration
 from .rendering import escape
 from .run_command import OFFLINE, follow, hint
@@ -34,10 +34,7 @@ def loop(
     cron: Annotated[str | None, typer.Option(help='Or five fields, or @daily: "0 3 * * 1-5".')] = None,
     zone: Annotated[str, typer.Option(help="The time zone of --cron.")] = "UTC",
     name: Annotated[str | None, typer.Option(help="Of the loop. Default: made of the task.")] = None,
-    agent: Annotated[
-        Path | None,
-        typer.Option("--agent", "-a", metavar="FILE", help="agent.md, .toml or .json.", exists=True, dir_okay=False),
-    ] = None,
+    agent: AgentFile = None,
     tool: Annotated[
         list[str] | None,
         typer.Option("--tool", "-t", help="As for `understudy run`. Repeatable.", autocompletion=known_tools),

@@ -40,7 +40,20 @@ from . import (
     workflow_files_command,
     worktrees_command,
 )
-from .command import Commands, Json, Key, Priority, Queue, SessionId, Store, command, connected, print_json
+from .command import (
+    Commands,
+    Json,
+    Key,
+    Priority,
+    Queue,
+    RunId,
+    SessionId,
+    Store,
+    Timeout,
+    command,
+    connected,
+    print_json,
+)
 from .durations import duration
 
 if TYPE_CHECKING:
@@ -112,9 +125,9 @@ def main_options(
 def send(
     session: SessionId,
     text: Annotated[str, typer.Argument(help="The input; `-` reads it from stdin.")],
-    run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
+    run_id: RunId = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the answer.")] = True,
-    timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
+    timeout: Timeout = None,
     queue: Queue = None,
     key: Key = "",
     priority: Priority = 0,

@@ -21,8 +21,22 @@ from understudy.protocol import content_problem
 from understudy.records import FAILED_STATUSES
 from understudy.workflows import WORKFLOW
 
-from .command import TERMINATED, Json, Key, Priority, Queue, Store, Terminated, command, connected, errors, print_json
-from .durations import duration
+from .command import (
+    TERMINATED,
+    AgentFile,
+    Json,
+    Key,
+    Priority,
+    Queue,
+    RunId,
+    Store,
+    Terminated,
+    Timeout,
+    command,
+    connected,
+    errors,
+    print_json,
+)
 from .rendering import escape
 from .tools_command import known_tools
 
@@ -55,10 +69,7 @@ def run(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="What to do; `-` reads it from stdin. Default: the file's.")
     ] = None,
-    agent: Annotated[
-        Path | None,
-        typer.Option("--agent", "-a", metavar="FILE", help="agent.md, .toml or .json.", exists=True, dir_okay=False),
-    ] = None,
+    agent: AgentFile = None,
     tool: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,8 +95,8 @@ def run(
         bool, typer.Option("--worktree", help="Work in a git worktree of its own, merged when the run completes.")
     ] = False,
     session: Annotated[str | None, typer.Option(help="Continue this session, or create it under this id.")] = None,
-    run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
-    timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
+    run_id: RunId = None,
+    timeout: Timeout = None,
     queue: Queue = None,
     key: Key = "",
     priority: Priority = 0,

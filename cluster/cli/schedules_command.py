@@ -23,6 +23,7 @@ from .rendering import age, escape
 
 if TYPE_CHECKING:
     from understudy.reads import ScheduleInfo
+    from understudy.schedules import Fired
     from understudy.spec import AgentSpec
 
 app = typer.Typer(help="Have something done at times: cron, intervals, once.", no_args_is_help=True)
@@ -229,13 +230,7 @@ def trigger(name: Name, store: Store = None, json: Json = False) -> int:
     """Fire a schedule now, beside its times."""
     with connected(store, start=False) as cluster:
         done = cluster.schedule(name).trigger()
-    if json:
-        print_json(jsonable(done))
-    elif done.outcome == "fired":
-        print(f"session {done.session_id}, run {done.run_id}")
-    else:
-        errors.print(f"[red]{done.outcome}[/red] {escape(done.problem)}", soft_wrap=True)
-    return 0 if done.outcome == "fired" else 1
+    return print_fired(done, json=json)
 
 
 @app.command()
@@ -246,6 +241,17 @@ def delete(name: Name, store: Store = None, json: Json = False) -> int:
         done = cluster.schedule(name).delete()
     print_json({"deleted": done}) if json else print("deleted" if done else "there was none")
     return 0
+
+
+def print_fired(done: Fired, *, json: bool) -> int:
+    """Print what came of a firing that was asked for beside the due times; the exit code."""
+    if json:
+        print_json(jsonable(done))
+    elif done.outcome == "fired":
+        print(f"session {done.session_id}, run {done.run_id}")
+    else:
+        errors.print(f"[red]{done.outcome}[/red] {escape(done.problem)}", soft_wrap=True)
+    return 0 if done.outcome == "fired" else 1
 
 
 def _agent(file: Path | None, model: str | None) -> tuple[AgentSpec, str | None]:

@@ -13,7 +13,7 @@ from understudy.errors import InvalidInput
 from understudy.json_text import jsonable
 
 from .command import Json, Store, command, connected, counted, errors, print_json
-from .schedules_command import spoken
+from .schedules_command import print_fired, spoken
 
 if TYPE_CHECKING:
     from understudy.reads import TriageEntry
@@ -91,13 +91,7 @@ def retry(entry: EntryId, store: Store = None, json: Json = False) -> int:
     """Fire the schedule of an entry now; if that run completes, the entry is resolved."""
     with connected(store, start=False) as cluster:
         done = cluster.triage_item(entry).retry()
-    if json:
-        print_json(jsonable(done))
-    elif done.outcome == "fired":
-        print(f"session {done.session_id}, run {done.run_id}")
-    else:
-        errors.print(f"[red]{done.outcome}[/red] {escape(done.problem)}", soft_wrap=True)
-    return 0 if done.outcome == "fired" else 1
+    return print_fired(done, json=json)
 
 
 def _state(entry: TriageEntry) -> str:

@@ -15,8 +15,7 @@ from understudy.errors import InvalidInput, NotRunning
 from understudy.identifiers import identifier_problem
 
 from . import run_command
-from .command import Json, Key, Priority, Queue, SessionId, Store, command, connected, print_json
-from .durations import duration
+from .command import Json, Key, Priority, Queue, RunId, SessionId, Store, Timeout, command, connected, print_json
 from .rendering import clean, escape, print_pending, styled, when
 
 if TYPE_CHECKING:
@@ -62,9 +61,9 @@ def run(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Default: UNDERSTUDY_MODEL, or `offline` without a key.")] = None,
     session: Annotated[str | None, typer.Option(help="The id of its session: the same one is created once.")] = None,
-    run_id: Annotated[str | None, typer.Option(help="Idempotency key: the same one is not run twice.")] = None,
+    run_id: RunId = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
-    timeout: Annotated[float | None, duration("How long to wait: 30s, 10m; the run goes on.")] = None,
+    timeout: Timeout = None,
     queue: Queue = None,
     key: Key = "",
     priority: Priority = 0,
