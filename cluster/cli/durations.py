@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
@@ -23,18 +23,21 @@ def duration(help: str, *, least: float = 0.0, default: float | None = None) -> 
         default: what is said to be the default.
     """
     shown: Any = written(default) if default is not None else None
-    return typer.Option(parser=_seconds(least), metavar="DURATION", help=help, show_default=shown)
+    parser = partial(given_seconds, least=least)
+    return typer.Option(parser=parser, metavar="DURATION", help=help, show_default=shown)
 
 
-def _seconds(least: float) -> Callable[[Any], float]:
-    def seconds(given: Any) -> float:
-        try:
-            text = str(given).strip()
-            found = float(text) if NUMBER.fullmatch(text) else read_duration(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-        if not least <= found <= LONGEST_SECONDS:
-            raise typer.BadParameter(f"{given} must be {written(least)} to {written(LONGEST_SECONDS)}")
-        return found
+def given_seconds(given: object, least: float = 0.0) -> float:
+    """The seconds of a duration that was given in a command.
 
-    return seconds
+    Raises:
+        typer.BadParameter: it is none, or out of the limits.
+    """
+    text = str(given).strip()
+    try:
+        found = float(text) if NUMBER.fullmatch(text) else read_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if not least <= found <= LONGEST_SECONDS:
+        raise typer.BadParameter(f"{given} must be {written(least)} to {written(LONGEST_SECONDS)}")
+    return found

@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from understudy.durations import written
 from understudy.errors import InvalidInput
 
 from .command import Json, Store, command, connected, errors, print_json
+from .durations import given_seconds
 from .rendering import when
 
 if TYPE_CHECKING:
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from understudy.reads import QueueInfo
 
 app = typer.Typer(help="Limit how many runs are at work at once, and begin.", no_args_is_help=True)
-
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's name; `understudy queues list` lists them.")]
 
@@ -122,16 +122,16 @@ def _rate(given: str | None) -> Rate | None:
 
     if given is None:
         return None
-    found = re.fullmatch(r"(\d+)/(\d*\.?\d*)([smhd]?)", given.strip())
-    if found is None or not (found[2] or found[3]):
+    number, slash, time = given.partition("/")
+    if not slash or not re.fullmatch(r"\d{1,9}", number.strip(), re.ASCII):
         raise InvalidInput(f"--rate is {given!r}, and must be a number and a time: 10/1m, 100/1h")
-    return Rate(int(found[1]), float(found[2] or 1) * UNITS[found[3]])
+    return Rate(int(number), given_seconds(time))
 
 
 def _limits(found: QueueInfo) -> str:
     said = [f"{found.concurrency} at once"] if found.concurrency else []
     said += [f"{found.per_key} per key"] if found.per_key else []
-    said += [f"{found.rate} within {found.seconds:g} s"] if found.rate else []
+    said += [f"{found.rate} within {written(found.seconds)}"] if found.rate else []
     return ", ".join(said) or "none"
 
 

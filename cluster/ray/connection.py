@@ -111,15 +111,12 @@ class Connection(ClientConnection):
         if not await self.find_supervisor():
             raise ClusterUnreachable("no services of this store run")
 
-    async def find_supervisor(self) -> bool:
-        """Find the supervisor, whatever state it is in; whether there is one."""
+    async def find_supervisor(self, *, only: bool = False) -> bool:
+        """Find the supervisor, whatever state it is in; whether there is one. With `only`, no other is asked from then
+        on, should somebody end that one and start another."""
+        self._only_found = self._only_found or only
         self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings)
         return self._supervisor is not None
-
-    async def find_supervisor_to_end(self) -> bool:
-        """Find the supervisor, if there is one, and ask no other from now on, should somebody start one meanwhile."""
-        self._only_found = True
-        return await self.find_supervisor()
 
     async def is_ended(self) -> bool:
         """Whether the supervisor that was found has been ended for good; one that Ray restarts has not."""
@@ -159,11 +156,15 @@ class Connection(ClientConnection):
 
     async def renew(self, timeout: float) -> bool:
         """Give this client's credentials to the services again, whatever became of them; False if they were ended."""
-        self._supervisor = supervisor_handle(self.settings)
-        if self._supervisor is None:
+        if not await self.find_supervisor(only=True):
             return False
-        await self._attach(timeout)
-        await self._supervise("keep", KEEPER)
+        try:
+            await self._attach(timeout)
+            await self._supervise("keep", KEEPER)
+        except ClusterUnreachable:
+            if await self.is_ended():  # while it was asked
+                return False
+            raise
         return True
 
     async def let_go(self) -> None:

@@ -188,7 +188,7 @@ def test_the_command_line(cluster: LocalCluster, command: Command) -> None:
     done = command("set", "crawl", "--concurrency", "8", "--rate", "10/1m", "--json")
     assert done.exit_code == 0, done.output
     assert (json.loads(done.stdout)["rate"], json.loads(done.stdout)["seconds"]) == (10, 60.0)
-    assert "8 at once, 10 within 60 s" in command("list").stdout
+    assert "8 at once, 10 within 1m" in command("list").stdout
     assert json.loads(command("list", "--json").stdout)["queues"][0]["name"] == "crawl"
     assert json.loads(command("pause", "crawl", "--json").stdout) == {"paused": True}
     cluster.spawn(AgentSpec(name="a"), session_id="s").send("go", queue="crawl")
@@ -200,7 +200,10 @@ def test_the_command_line(cluster: LocalCluster, command: Command) -> None:
     assert command("resume", "crawl").stdout == "resumed\n"
     cluster.session("s").runs()
     assert command("show", "gone").exit_code == 1
-    assert command("set", "x", "--rate", "often").exit_code == 2
+    assert json.loads(command("set", "x", "--rate", "10/1h30m", "--json").stdout)["seconds"] == 5_400.0
+    for wrong in ("often", "10", "10/", "/1m", "10/1.5m", "-1/1m"):
+        refused = command("set", "x", f"--rate={wrong}")
+        assert refused.exit_code == 2, wrong
 
 
 def test_a_clock_that_is_set_back_holds_nothing_up() -> None:
