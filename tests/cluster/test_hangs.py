@@ -9,12 +9,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from understudy import Cluster
+from understudy.cluster.client import background
 from understudy.events import SessionActivated
 
 from ..faults import PATIENCE, Stage, call, gone, kill, of, staged, wait_until
@@ -138,3 +141,29 @@ def test_stopped_supervisor_whose_node_service_is_new_is_replaced(on_both: Calla
         stage.check()
 
     on_both(scenario)
+
+
+def test_services_that_end_while_their_keeper_asks(
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given an `up --keep` whose question a hung supervisor has, when the services are ended, then it hears that they
+    were, and not that they can't be reached."""
+    dsn, asks = f"sqlite:///{tmp_path}/store.db", Event()
+
+    async def noticed(timeout: float) -> Any:
+        asks.set()
+        return await version(timeout)
+
+    with Cluster.connect(dsn, max_actors=1, standby=0) as cluster, Cluster.connect(dsn, start=False) as keeper:
+        connection: Any = keeper._connection
+        version = connection.version
+        monkeypatch.setattr(connection, "version", noticed)
+        supervisor = next(service.pid for service in cluster.services() if service.role == "supervisor")
+        kill(supervisor, signal.SIGSTOP)
+        with ThreadPoolExecutor() as threads:
+            renewed = threads.submit(background.wait, connection.renew(PATIENCE))
+            assert asks.wait(PATIENCE)
+            cluster.shutdown()
+            with suppress(ProcessLookupError):  # Ray may have ended it by now
+                kill(supervisor)
+            assert renewed.result(PATIENCE / 2) is False
