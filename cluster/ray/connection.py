@@ -61,6 +61,9 @@ KEEPER = f"{socket.gethostname()}, pid {os.getpid()}"
 
 LET_GO_SECONDS = 2.0
 
+ENDED_LOOK_SECONDS = 2.0
+"""A call that was pending when its actor ended is now and then not answered for minutes: the list of actors says it."""
+
 
 class Connection(ClientConnection):
     """The supervisor's handle, the node services, and what is followed there."""
@@ -111,12 +114,15 @@ class Connection(ClientConnection):
         if not await self.find_supervisor():
             raise ClusterUnreachable("no services of this store run")
 
-    async def find_supervisor(self, *, only: bool = False) -> bool:
-        """Find the supervisor, whatever state it is in; whether there is one. With `only`, no other is asked from then
-        on, should somebody end that one and start another."""
-        self._only_found = self._only_found or only
+    async def find_supervisor(self) -> bool:
+        """Find the supervisor, whatever state it is in; whether there is one."""
         self._supervisor = await asyncio.to_thread(supervisor_handle, self.settings)
         return self._supervisor is not None
+
+    async def find_supervisor_to_end(self) -> bool:
+        """Find the supervisor, if there is one, and ask no other from now on, should somebody start one meanwhile."""
+        self._only_found = True
+        return await self.find_supervisor()
 
     async def is_ended(self) -> bool:
         """Whether the supervisor that was found has been ended for good; one that Ray restarts has not."""
@@ -156,16 +162,22 @@ class Connection(ClientConnection):
 
     async def renew(self, timeout: float) -> bool:
         """Give this client's credentials to the services again, whatever became of them; False if they were ended."""
-        if not await self.find_supervisor(only=True):
+        if not await self.find_supervisor():
             return False
+        renewal = asyncio.ensure_future(self._renew(timeout))
         try:
-            await self._attach(timeout)
-            await self._supervise("keep", KEEPER)
-        except ClusterUnreachable:
-            if await self.is_ended():  # while it was asked
-                return False
-            raise
+            while not renewal.done():
+                await asyncio.wait({renewal}, timeout=ENDED_LOOK_SECONDS)
+                if not renewal.done() and await self.is_ended():
+                    return False
+            await renewal
+        finally:
+            renewal.cancel()
         return True
+
+    async def _renew(self, timeout: float) -> None:
+        await self._attach(timeout)
+        await self._supervise("keep", KEEPER)
 
     async def let_go(self) -> None:
         """See `ClientConnection.let_go`."""

@@ -56,7 +56,7 @@ async def _replace(connection: Connection, timeout: float, of_other_settings: bo
     if not names:
         return []
     reasons = []
-    answers = await connection.find_supervisor(only=True)
+    answers = await connection.find_supervisor_to_end()
     try:
         if answers:
             await connection.version(timeout)
