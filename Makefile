@@ -29,10 +29,10 @@ demo: $(VENV)/installed ## agents at work, some of them killed on the way; needs
 
 dev: $(VENV)/installed-dev ## .venv with everything that tests and checks need
 
-test: dev ## the quick tier of the tests, against the installed wheel: some five minutes
+test: dev ## the quick tier of the tests, against the installed wheel: some 15 minutes on two cores
 	$(BIN)/pytest $(PARALLEL) --tier quick
 
-test-all: dev ## all tests: some 30 minutes
+test-all: dev ## all tests: over an hour on two cores
 	$(BIN)/pytest $(PARALLEL)
 
 check: dev ## lint, types and tests, as CI does

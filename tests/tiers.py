@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import pytest
 
 QUICK, REST, ALL = "quick", "rest", "all"
-SHARES = {QUICK: 5, REST: 3}
-"""The quick tier dies at every fifth point of a sweep and the rest tier at every third one, drawn anew each time."""
+SHARES = {QUICK: 10, REST: 4}
+"""The quick tier dies at every tenth point of a sweep and the rest tier at every fourth one, drawn anew each time."""
 
 FRESH_SEEDS = "UNDERSTUDY_FRESH_SEEDS"
 """The environment variable with the first of the seeds that this test session simulates and nobody has tried."""

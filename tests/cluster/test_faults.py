@@ -443,6 +443,7 @@ with Cluster.connect(dsn, profiles=[ModelProfile("cold", "sk-of-the-driver", url
 """
 
 
+@pytest.mark.thorough
 def test_everything_dies_and_starts_cold(postgres: str, tmp_path: Path) -> None:
     """Two drivers, one with a SQLite and one with a PostgreSQL store, and every process of their cluster are killed;
     after the next start unfinished runs continue unasked."""

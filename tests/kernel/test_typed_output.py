@@ -385,6 +385,7 @@ def answering(found: list[Case], *, by_tool: bool) -> Policy:
     return policy
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["native", "tool"])
 def test_two_hundred_malformed_answers(mode: Any) -> None:
     """Given 200 answers of an endpoint whose truth is known, then each is accepted as just that value, or refused for
