@@ -61,8 +61,8 @@ def workflow(
 ) -> Any:  # fmt: skip
     """Mark an async function as a workflow: its first parameter is the `WorkflowContext`, the others are its input.
 
-    The code is run again after a crash, up to where it was: each step it has done returns what is recorded. So it must
-    be deterministic: time, random numbers and all that has an effect go through the context (docs/workflows.md).
+    After a crash the code is run again, up to where it was: each step that is done returns its recorded result. So it
+    must be deterministic: time, random numbers and all effects go through the context (docs/workflows.md).
 
     Args:
         name: of the workflow; the function's by default.

@@ -1,4 +1,4 @@
-"""What a workflow's code may do: each step is recorded, and has the same result whenever the code is run again."""
+"""What a workflow's code may do: each step is recorded, and has the same result each time the code is run again."""
 
 from __future__ import annotations
 
@@ -116,11 +116,12 @@ class WorkflowContext:
     def tool(self, tool: Any, *arguments: Any, retry: Retry | None = None, **keywords: Any) -> Awaitable[Any]:
         """Call a tool, a function that is marked with `@tool` or the name of one in `@workflow(tools=…)`; its value.
 
-        Under the tool's own rules: `on_crash`, `timeout`, `approve`, `sandbox`, resources. Values are JSON; where the
-        function says what it returns, the value is made to that again.
+        The tool's own rules apply: `on_crash`, `timeout`, `approve`, `sandbox`, resources. Values are JSON; if the
+        function has a return annotation, the value is converted to that type.
 
         Raises:
-            StepFailed: it raised, timed out, was refused, or nobody knows what became of it (`details["outcome"]`).
+            StepTimeout: it timed out.
+            StepFailed: it raised, was refused, or its outcome is not known (`details["outcome"]`).
         """
         definition = getattr(tool, "__understudy_tool__", None)
         if isinstance(tool, str):
@@ -143,8 +144,8 @@ class WorkflowContext:
         Args:
             agent: an `AgentSpec`, or the name of one in `@workflow(agents=…)`.
             output_type, instructions, model: instead of the agent's own.
-            conversation: a name: the session begins with what was said in the step of this agent and this name that has
-                completed last, so the agent goes on from there.
+            conversation: a name: the session begins with a copy of the messages of the step with this agent and this
+                name that completed last, so the agent continues from there.
 
         Raises:
             StepFailed: its run did not complete (`details["status"]`).
@@ -202,13 +203,13 @@ class WorkflowContext:
         return self._again(lambda: ChildWanted(step, _json(said), read, agent, task, given, kind, conversation), retry)
 
     def sleep(self, seconds: float) -> Awaitable[None]:
-        """Go on so many seconds from now; no process is held meanwhile. At least 0, at most ten years."""
+        """Wait so many seconds; no process is held meanwhile. At least 0, at most ten years."""
         if not 0 <= seconds <= LONGEST_SLEEP:
             raise InvalidInput(f"a workflow can't sleep for {seconds} seconds: at least 0, at most {LONGEST_SLEEP:.0f}")
         return StoreWanted(SLEEP_STEP, _json({"seconds": seconds}), _nothing_of, seconds=seconds)
 
     def until(self, moment: datetime) -> Awaitable[None]:
-        """Go on at a time, at once if it has passed. It must have a time zone."""
+        """Wait until a time; do not wait if it has passed. It must have a time zone."""
         if not isinstance(moment, datetime) or moment.tzinfo is None:
             raise InvalidInput("until takes a datetime with a time zone")
         due_at = round(moment.timestamp() * 1_000_000)
@@ -222,12 +223,12 @@ class WorkflowContext:
 
         Args:
             options: answers that are offered.
-            timeout: seconds; None for as long as it takes.
-            default: the answer when the time is over.
+            timeout: seconds; None for no limit.
+            default: the answer if nobody answers in time.
 
         Raises:
             StepTimeout: nobody answered in time, and there is no default.
-            StepFailed: the question was given up, or the answer is that it failed.
+            StepFailed: the question was withdrawn, or answered as failed.
         """
         if not isinstance(prompt, str) or not prompt.strip():
             raise InvalidInput("a question must be a text")
@@ -240,7 +241,7 @@ class WorkflowContext:
         )
 
     def event(self, name: str, *, timeout: float | None = None) -> Awaitable[Any]:
-        """Wait for a signal of this name (`Session.signal`); its payload. One that came before is taken at once.
+        """Wait for a signal of this name (`Session.signal`); its payload. One that has already come is taken at once.
 
         Raises:
             StepTimeout: none came in so many seconds.
@@ -253,13 +254,13 @@ class WorkflowContext:
         return StoreWanted(EVENT_STEP, _json(said), _value_of, seconds=timeout, name=name)
 
     def gather(self, *steps: Awaitable[Any], limit: int | None = None, return_exceptions: bool = False) -> Any:
-        """Do steps, or async functions of several steps, at once; their results in the order in which they are given.
+        """Do steps, or async functions of several steps, concurrently; their results in the given order.
 
-        If one fails, no other is begun, those under way are awaited, and the first error is raised.
+        If one fails, no more are started, those under way are awaited, and the first error is raised.
 
         Args:
-            limit: so many at a time.
-            return_exceptions: an error is a result among others.
+            limit: how many at a time; None for all.
+            return_exceptions: errors are results, and are not raised.
         """
         return _branches(list(steps), None, limit, return_exceptions)
 
@@ -267,17 +268,17 @@ class WorkflowContext:
         self, items: Iterable[Any], function: Callable[[Any], Awaitable[Any]], *, limit: int = 16,
         return_exceptions: bool = False,
     ) -> Any:  # fmt: skip
-        """Do the same for each item, so many at a time; the results in the items' order. See `gather`."""
+        """Do the same for each item, at most `limit` at a time; the results in the items' order. See `gather`."""
         return _branches(list(items), function, limit, return_exceptions)
 
     def within(self, seconds: float, step: Awaitable[Any]) -> Awaitable[Any]:
         """Do a step, or an async function of several steps, within so many seconds; what it returns.
 
-        When they are over, the function goes no further, and the steps that it is at are ended: sub-agents are
-        cancelled, questions given up, tools stopped. When all have ended, the error is raised.
+        When the time is over, the function goes no further, and its open steps are ended: sub-agents are cancelled,
+        questions withdrawn, tools stopped. When all have ended, the error is raised.
 
         Raises:
-            StepTimeout: the time was over first.
+            StepTimeout: it was not done in time.
         """
         _check_timeout(seconds)
         timer = StoreWanted(TIMEOUT_STEP, _json({"seconds": seconds}), _nothing_of, seconds=seconds)
@@ -297,8 +298,8 @@ class WorkflowContext:
         return str(await Taken("uuid", lambda _replays: str(uuid.uuid4())))
 
     async def patched(self, name: str) -> bool:
-        """Whether this run does what a change of the code has it do: True for runs that come here for the first time
-        after the change, False for those whose log goes on from here without it. The same for one run ever after.
+        """Whether this run uses the changed code: True for runs that reach this call for the first time after the
+        change, False for those whose log already continues beyond it without the change. It stays the same for a run.
 
         Keep the old branch as long as there are runs that need it (`understudy ps`).
         """
@@ -313,9 +314,9 @@ class WorkflowContext:
         await Taken(PUBLISHED + name, lambda _replays: data)
 
     def on_failure(self, function: Callable[..., Awaitable[Any]], *arguments: Any, **keywords: Any) -> None:
-        """Have something undone if the workflow fails after this: what was registered last is done first.
+        """Register a compensation: it is done if the workflow fails after this, the one that was registered last first.
 
-        What of it fails itself is left at that, and the others are done. A workflow that is cancelled undoes nothing.
+        If one fails itself, that is recorded, and the others are done. A workflow that is cancelled undoes nothing.
 
         Args:
             function: async, with steps of this context.
@@ -323,7 +324,7 @@ class WorkflowContext:
         self._undo.append(partial(function, *arguments, **keywords))
 
     def continue_as_new(self, **arguments: Any) -> Awaitable[Any]:
-        """Begin again with another input, and with an empty record: for workflows that go on without an end."""
+        """Begin again with another input and an empty record, in the same run: for workflows that run indefinitely."""
         if self._undo:
             raise WorkflowError("what on_failure would undo can't be carried over: undo it, or finish it, before")
         raise ContinueAsNew(arguments)

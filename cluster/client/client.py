@@ -154,21 +154,22 @@ class Cluster:
         **keywords: Any,
     ) -> Coroutine[Any, Any, Run]:  # fmt: skip
         """Run a workflow: a function that is marked with `@workflow`, a definition, or the path of its file
-        (`docs/workflow-files.md`); returns when that is durable.
+        (`docs/workflow-files.md`); returns when the run is durable.
 
-        A workflow is a session (`session_id`) as an agent's is, and this its run: with both ids a driver that is run
-        twice does its work once. `RunResult.output` is what the function returns.
+        A workflow is a session with the id `session_id`, as an agent's is, and `run_id` is its run: with both ids, a
+        driver that is executed twice starts the work once. `RunResult.output` is what the function returns.
 
         Args:
-            arguments, keywords: the function's, behind its context. A definition's inputs by name, or as one dict;
-                beside them `agents` (`AgentSpec`) and `tools` (as in an `AgentSpec`): those that its steps name.
+            arguments, keywords: of the function, after its context. Of a definition its inputs, by name or as one dict,
+                and the keywords `agents` (`AgentSpec`) and `tools` (as in an `AgentSpec`) that its steps name.
             queue: the run waits there until it may begin; a `QueuePlace` has a key and a priority as well.
 
         Raises:
             UnknownQueue: there is no such queue.
-            InvalidInput: it is no workflow, or does not take these.
-            InvalidSpec: it, or an agent or tool that it uses, can't be used; of a definition with every problem in
-                `details["problems"]`.
+            InvalidInput: it is no workflow, its file can't be read, a definition does not take these inputs, or one of
+                them has the name of a parameter of this method.
+            InvalidSpec: the workflow, or an agent or tool that it uses, can't be used, or its function does not take
+                these arguments. For a definition, `details["problems"]` has every problem.
             SessionConflict: the id exists with another specification, or is an agent's.
             RunConflict: the `run_id` was used with another input.
         """
@@ -185,21 +186,23 @@ class Cluster:
         max_rounds: int = GOAL_ROUNDS, budget: Budget | tuple[Budget, ...] | None = None, session_id: str | None = None,
         run_id: str | None = None, queue: str | QueuePlace | None = None,
     ) -> Coroutine[Any, Any, Run]:  # fmt: skip
-        """Have an agent work on a task until a condition holds (`docs/goals.md`); returns when that is durable.
+        """Have an agent work on a task until a condition holds (`docs/goals.md`); returns when the run is durable.
 
-        In each round the agent does the task, and then an evaluator that is independent of it says whether the
-        condition holds; the next round begins with its reason. `RunResult.output` is the answer that met the condition.
-        A goal is a workflow (`workflow`); its run fails as `goal_not_met`, or as `no_verdict`.
+        In each round the agent does the task, and then an independent evaluator says whether the condition holds; the
+        next round begins with the evaluator's reason. `RunResult.output` is the answer that met the condition. A goal
+        is a workflow (`workflow`). If the condition is not met its run fails as `goal_not_met`; without a verdict, as
+        `no_verdict`.
 
         Args:
-            agent: goes on in one conversation, from round to round.
-            evaluator: a new session in each round. None: one that has the agent's model, and reads in its workspace.
-            max_rounds: at most 1,000.
-            budget: of all that is done for the goal.
+            agent: keeps one conversation over all rounds.
+            evaluator: has a new session in each round. None: one with the agent's model, and with tools that read the
+                agent's workspace, if it has one.
+            max_rounds: 1 to 1,000.
+            budget: covers all that is done for the goal.
             queue: see `workflow`.
 
         Raises:
-            InvalidInput: a text is empty, or there are too many rounds.
+            InvalidInput: a text is empty, or the number of rounds is not allowed.
             InvalidSpec: an agent can't be used.
             SessionConflict, RunConflict, UnknownQueue: see `workflow`.
         """
@@ -264,34 +267,39 @@ class Cluster:
         catch_up: str = LATEST, window: float | None = None, max_firings: int | None = None,
         memory: bool = False, queue: str | QueuePlace | None = None,
     ) -> Coroutine[Any, Any, Schedule]:  # fmt: skip
-        """Have something done at times (docs/schedules.md); by its name alone, the schedule that has it.
+        """Set a schedule, which does something at given times (docs/schedules.md). With a name alone: the handle of the
+        schedule that has it.
 
-        The same again changes nothing; another definition takes the place of the one that has the name.
+        The same definition again changes nothing; a different one replaces the schedule that has the name. Give one of
+        `agent`, `session` and `workflow`, and one of `cron`, `every` and `at`.
 
         Args:
-            content: the input of each firing, as for `Session.send`.
-            agent: each firing creates a session of it.
-            session: or it is an input to this one.
-            workflow: or each firing runs this workflow, in a session of its own: what `Cluster.workflow` takes.
+            content: the input of each firing, as for `Session.send`; of a workflow it is `input`.
+            agent: each firing creates a session of this agent.
+            session: each firing sends an input to this session.
+            workflow: each firing runs this workflow, in a session of its own: what `Cluster.workflow` takes.
             input: of the workflow, by the names of its parameters.
-            agents, tools: of a workflow's definition: those that its steps name.
+            agents, tools: for a workflow's definition: those that its steps name.
             cron: five fields, or `@daily` and the like; read in `zone`, an IANA name.
-            every: or seconds, counted from `start`, else from now.
-            at: or once. A time without a time zone is one of `zone`, here and below.
-            start, until: nothing is due before, and after.
-            jitter: seconds; each firing is late by a part of it.
-            overlap: while the last firing's run has not ended, a due time is dropped (`skip`), waits for its end
-                (`queue`), or has it cancelled first (`cancel`); `all`: it is not looked at.
+            every: interval in seconds, counted from `start`, else from now.
+            at: one time. A time without a time zone is in `zone`, here and below.
+            start, until: nothing is due before or after these.
+            jitter: seconds; each firing is delayed by up to so many.
+            overlap: while the last firing's run has not ended, a due time is skipped (`skip`), waits for the run to end
+                (`queue`), has the run cancelled and fires (`cancel`), or fires all the same (`all`).
             catch_up: of the due times that passed in an outage, the `latest` fires, or `all` do.
-            window: seconds that a firing may be late; what is later was missed. None for any number.
-            max_firings: then it ends.
-            memory: it is a loop: each firing is told what became of those before it (docs/loops.md).
+            window: seconds that a firing may be late; a due time that is later is missed. None for no limit.
+            max_firings: the schedule ends after so many.
+            memory: the schedule is a loop: each firing's input says how the earlier runs ended (docs/loops.md). Only
+                with `agent`, and not with `overlap="all"`.
             queue: the run of each firing waits there until it may begin; a `QueuePlace` has a key and a priority as
                 well.
 
         Raises:
             InvalidInput: this is no schedule, is never due, or the workflow does not take this input.
-            InvalidSpec, UnknownSession, SessionClosed, UnknownQueue: nothing could be begun.
+            InvalidSpec: the agent or workflow can't be used.
+            UnknownSession, SessionClosed: the session does not exist, or takes no more input.
+            UnknownQueue: there is no such queue.
         """
         schedule = Schedule(self._connection, name)
         require_one_target(content, agent, session, workflow, input, agents, tools)
@@ -332,37 +340,38 @@ class Cluster:
 
     @client_method
     async def schedules(self) -> list[ScheduleInfo]:
-        """All schedules, also those that are paused or have ended, by their names."""
+        """All schedules, also those that are paused or have ended, sorted by name."""
         return await self._connection.read(list[ScheduleInfo], "schedules")
 
     @client_method
     async def triage(self, *, resolved: bool = False) -> list[TriageEntry]:
-        """What has failed of that which schedules begin, the last that came first (docs/loops.md).
+        """The failures of runs that schedules began, equal ones as one entry, the latest first (docs/loops.md).
 
         Args:
-            resolved: also what was resolved.
+            resolved: list resolved entries, too.
         """
         return await self._connection.read(list[TriageEntry], "triage", resolved=resolved)
 
     def triage_item(self, entry_id: str) -> TriageItem:
-        """An entry of it by its id; whether it exists shows when it is used."""
+        """The handle of a triage entry by its id; that the entry exists is not checked before it is used."""
         return TriageItem(self._connection, check_identifier(entry_id, "entry_id"))
 
     @client_method
     def queue(
         self, name: str, *, concurrency: int | None = None, per_key: int | None = None, rate: Rate | None = None
     ) -> Coroutine[Any, Any, Queue]:
-        """Have a queue with these limits (docs/queues.md); without any, the queue that has this name.
+        """Set a queue's limits (docs/queues.md). With a name alone: the handle of the queue that has it.
 
-        The same limits again change nothing, other ones hold from now on: runs that are at work go on.
+        The same limits again change nothing. New limits replace all earlier ones at once; runs that are already at work
+        are not affected.
 
         Args:
-            concurrency: so many of its runs are at work at once; None or 0 for any number.
-            per_key: so many of those that have the same key.
-            rate: so many begin within a time: `Rate(10, seconds=60)`.
+            concurrency: how many of its runs may be at work at once; None or 0 for no limit.
+            per_key: how many of those may have the same key; None or 0 for no limit.
+            rate: how many may begin within a period: `Rate(10, seconds=60)`; None for no limit.
 
         Raises:
-            InvalidInput: these are no limits, or there are as many queues as there may be.
+            InvalidInput: a limit is not allowed, or there are as many queues as there may be.
         """
         queue, new = Queue(self._connection, name), queue_wanted(name, concurrency, per_key, rate)
 
@@ -375,7 +384,7 @@ class Cluster:
 
     @client_method
     async def queues(self) -> list[QueueInfo]:
-        """All queues, by their names."""
+        """All queues, sorted by name."""
         return await self._connection.read(list[QueueInfo], "queues")
 
     def session(self, session_id: str) -> Session:

@@ -37,7 +37,8 @@ class Queue:
 
     @client_method
     async def remove(self) -> bool:
-        """Remove it; True if there was one. Raises `Conflict`: runs wait in it, or are at work."""
+        """Remove it; True if there was one. Raises `Conflict`: runs of it wait or are at work, or a schedule
+        names it."""
         return await self._connection.ask_once(bool, "remove_queue", self.name)
 
     def __repr__(self) -> str:

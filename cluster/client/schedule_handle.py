@@ -56,13 +56,13 @@ class Schedule:
 
     @client_method
     async def memory(self) -> LoopMemory:
-        """What became of a loop's runs since its memory was reset last: what its next firing is told, with what is open
-        in triage. There is one also after the loop was deleted."""
+        """How a loop's runs ended since its memory was last reset. Its next firing's input has this, and what is
+        open in triage. It stays when the loop is deleted."""
         return await self._connection.read(LoopMemory, "loop_memory", self.name)
 
     @client_method
     async def reset(self) -> bool:
-        """Forget what the loop knows, runs that go on among it; triage stays as it is. True if it knew anything."""
+        """Clear the loop's memory, also of runs that have not ended; triage stays as it is. True if it had any."""
         return await self._connection.ask_once(bool, "reset_loop", self.name)
 
     def __repr__(self) -> str:

@@ -141,8 +141,8 @@ class Session:
 
     @client_method
     async def signal(self, name: str, payload: Any = None) -> bool:
-        """Send a workflow an event of this name (`WorkflowContext.event`); returns when it is durably accepted. One
-        that no step waits for is kept for the next that does, as long as the run lasts.
+        """Send a workflow a signal of this name (`WorkflowContext.event`); returns when it is durably accepted. If no
+        step waits for it, it is kept for the next one that does, until the run ends.
 
         Args:
             payload: JSON data: what the step returns.
@@ -151,7 +151,7 @@ class Session:
             True if a step waited for it.
 
         Raises:
-            InvalidInput: the session is no workflow, or this is no name or no JSON.
+            InvalidInput: the session is no workflow, this is no name or no JSON, or 1,000 signals wait already.
             NotRunning: it has no run, or one that is about to end.
             UnknownSession: there is no such session.
         """
@@ -170,7 +170,7 @@ class Session:
 
     @client_method
     async def workflow_status(self) -> WorkflowStatus:
-        """What a workflow is at: its open steps, the last results, and what it has published.
+        """The state of a workflow: its open steps, the last results, and the values that it has published.
 
         Raises:
             InvalidInput: the session is no workflow.
