@@ -225,6 +225,10 @@ class ModelAnswer:
         return cls(content, error=UnderstudyError.of(error, session_id=session_id).to_wire())
 
 
+CALL_ENDED = ("finished", "done")
+"""The states of a call that has its result."""
+
+
 class CallState(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call's state: requested → started → finished → done. `result` is kept until it becomes a message.
 

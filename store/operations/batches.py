@@ -15,7 +15,7 @@ from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.prices import Price
 from understudy.queues import BEGUN, FREE
-from understudy.records import Ack, Batch, CallState, Finish
+from understudy.records import CALL_ENDED, Ack, Batch, CallState, Finish
 from understudy.workflows import APPROVED, DIVERGED, WORKFLOW, begins_record
 
 from ..db.session_row import SessionRow
@@ -189,7 +189,7 @@ def _has_result(tx: Transaction, row: SessionRow) -> bool:
     calls = tx.current_calls(row)
     stopped = [call for call in calls if call["tool"] == DIVERGED and row.kind == WORKFLOW]
     return any(
-        call["state"] == "approved" or (call["call_id"] in told and call["state"] not in ("finished", "done"))
+        call["state"] == "approved" or (call["call_id"] in told and call["state"] not in CALL_ENDED)
         for call in stopped or calls
     )
 
@@ -252,7 +252,7 @@ def _start_run(tx: Transaction, row: SessionRow, run_id: str, merged: tuple[str,
 
 
 def _set_call(tx: Transaction, row: SessionRow, call: CallState) -> None:
-    if call.state in ("finished", "done"):
+    if call.state in CALL_ENDED:
         row.progress += 1
     if call.state == "done":
         row.calls_open -= 1

@@ -31,7 +31,7 @@ from understudy.commands import (
 from understudy.errors import InvalidInput, RunConflict, SessionClosed
 from understudy.jobs import MOST_SHOWN, SHOWN_TEXT, Job, ago
 from understudy.messages import storable
-from understudy.records import InboxItem
+from understudy.records import CALL_ENDED, InboxItem
 from understudy.wakeups import spoken
 
 from ..db import statements
@@ -41,8 +41,6 @@ from .beginnings import accept, require_open
 
 TABLE = statements.COMMAND
 CALLS = statements.TOOL_CALL
-OVER = ("finished", "done")
-"""States of a tool call that nobody executes any more."""
 
 
 def start(tx: Transaction, row: SessionRow, wanted: StartCommand) -> Any:
@@ -241,7 +239,7 @@ def _open(tx: Transaction, row: SessionRow) -> list[Any]:
 def _may_be_repeated(tx: Transaction, row: SessionRow, call_id: str) -> bool:
     where = (CALLS.c.namespace == tx.namespace, CALLS.c.session_id == row.session_id, CALLS.c.call_id == call_id)
     state = tx.read(select(CALLS.c.state).where(*where), row.session_id).scalar()
-    return row.run_id is not None and state is not None and state not in OVER
+    return row.run_id is not None and state is not None and state not in CALL_ENDED
 
 
 def _change(tx: Transaction, row: SessionRow, job: str, **values: Any) -> None:

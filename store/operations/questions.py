@@ -21,6 +21,7 @@ from ..db.prepared import Row
 from ..db.session_row import SessionRow
 from ..db.statements import LOADED_AT_ONCE, QUESTION, RUN
 from ..transaction import Transaction
+from . import steps
 from .waiting import QUESTION_TIMER, go_on, hand_in
 
 DECISIONS = {approvals.QUESTION: ("ok", "error"), IN_DOUBT: ("ok", "error", "rerun"), APPROVAL: (APPROVE, REJECT)}
@@ -135,6 +136,8 @@ def _check(tx: Transaction, row: SessionRow, decision: Decision) -> tuple[Row, d
             raise AnswerConflict(f"call {call_id!r} was answered otherwise", session_id=session_id)
     elif row.run_id != question["run_id"] or row.cancel_reason is not None:
         raise NotAsked(f"the run of call {call_id!r} has ended, or is about to", session_id=session_id)
+    elif steps.is_out_of_time(tx, row, call_id, {item.key for item in tx.inbox(row) if item.is_result}):
+        raise NotAsked(f"the time of call {call_id!r} is over", session_id=session_id)
     return dict(question), said
 
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from sqlalchemy import literal_column, select
 
 from understudy.errors import InvalidInput, NotRunning
 from understudy.json_text import from_json, to_json
 from understudy.messages import encodable, storable
 from understudy.protocol import Signal
-from understudy.records import Ask, CallState, InboxItem
+from understudy.records import CALL_ENDED, Ask, CallState, InboxItem
 from understudy.wakeups import microseconds
-from understudy.workflows import EVENT_STEP, MOST_SIGNALS, SIGNAL, WORKFLOW
+from understudy.workflows import (
+    EVENT_STEP,
+    MOST_SIGNALS,
+    SIGNAL,
+    TIMEOUT_STEP,
+    WORKFLOW,
+    step_identifier,
+    step_path,
+)
 
 from ..db.prepared import Row
 from ..db.session_row import SessionRow
@@ -84,8 +94,9 @@ def signal(tx: Transaction, session_id: str, wanted: Signal) -> bool:
         raise InvalidInput(message, session_id=session_id)
     answered = {item.key for item in inbox if item.is_result}
     waiting = [call for call in _waiting(tx, row, wanted.name) if call["call_id"] not in answered]
-    if waiting:
-        call = min(waiting, key=lambda one: (one["updated_at"], one["call_id"]))
+    for call in sorted(waiting, key=lambda one: (one["updated_at"], one["call_id"])):
+        if is_out_of_time(tx, row, call["call_id"], answered):
+            continue
         tx.drop_timer(row, CALL_TIMER + call["call_id"])
         _come(tx, row, call["call_id"], text, call["updated_at"])
         return True
@@ -93,6 +104,29 @@ def signal(tx: Transaction, session_id: str, wanted: Signal) -> bool:
         raise InvalidInput(f"{MOST_SIGNALS} signals wait for the workflow: it takes none", session_id=session_id)
     tx.put_inbox(row, SIGNAL, wanted.name, {"text": text})
     return False
+
+
+def is_out_of_time(tx: Transaction, row: SessionRow, call_id: str, answered: Container[str]) -> bool:
+    """Whether the time of a step is over (`WorkflowContext.within`), though the session's process has not given it up
+    yet. What came for the step now would be lost.
+
+    Args:
+        answered: the calls that have an answer in the inbox.
+    """
+    path = step_path(row.run_id or "", call_id).split(".")
+    # The timer is the first step of branch 0, and what has so much time is branch 1.
+    limits = [".".join([*path[:at], "0", "0"]) for at, part in enumerate(path) if part == "1"]
+    if row.kind != WORKFLOW or not limits:
+        return False
+    timers = [step_identifier(row.run_id or "", limit) for limit in limits]
+    found = tx.read(
+        select(TOOL_CALL.c.call_id, TOOL_CALL.c.state).where(
+            TOOL_CALL.c.namespace == tx.namespace, TOOL_CALL.c.session_id == row.session_id,
+            TOOL_CALL.c.call_id.in_(timers), TOOL_CALL.c.tool == TIMEOUT_STEP,
+        ),
+        row.session_id,
+    )  # fmt: skip
+    return any(timer in answered or state in CALL_ENDED for timer, state in found)
 
 
 def _come(tx: Transaction, row: SessionRow, call_id: str, text: str, since: int) -> None:
