@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from sqlalchemy import literal_column, select
 
@@ -62,8 +62,9 @@ def await_event(tx: Transaction, row: SessionRow, asked: Ask, since: int) -> Non
         since: when the step was asked for; its time-out counts from then.
     """
     name, seconds = ((asked.arguments or {})[part] for part in ("name", "seconds"))
-    known = next((item for item in tx.inbox(row) if item.kind == SIGNAL and item.key == name), None)
-    if known is not None:
+    inbox = tx.inbox(row)
+    known = next((item for item in inbox if item.kind == SIGNAL and item.key == name), None)
+    if known is not None and not is_out_of_time(tx, row, asked.call_id, _answered(inbox)):
         tx.take_inbox(row, [known.id])
         _come(tx, row, asked.call_id, known.payload["text"], since)
     elif seconds is not None:
@@ -92,7 +93,7 @@ def signal(tx: Transaction, session_id: str, wanted: Signal) -> bool:
     if len(text) > LONGEST_PAYLOAD:
         message = f"the payload has {len(text)} characters as JSON, and may have {LONGEST_PAYLOAD}"
         raise InvalidInput(message, session_id=session_id)
-    answered = {item.key for item in inbox if item.is_result}
+    answered = _answered(inbox)
     waiting = [call for call in _waiting(tx, row, wanted.name) if call["call_id"] not in answered]
     for call in sorted(waiting, key=lambda one: (one["updated_at"], one["call_id"])):
         if is_out_of_time(tx, row, call["call_id"], answered):
@@ -127,6 +128,10 @@ def is_out_of_time(tx: Transaction, row: SessionRow, call_id: str, answered: Con
         row.session_id,
     )  # fmt: skip
     return any(timer in answered or state in CALL_ENDED for timer, state in found)
+
+
+def _answered(inbox: Iterable[InboxItem]) -> set[str]:
+    return {item.key for item in inbox if item.is_result}
 
 
 def _come(tx: Transaction, row: SessionRow, call_id: str, text: str, since: int) -> None:

@@ -192,6 +192,7 @@ class Stepped:
         """A signal that was accepted is taken once, by a step of its name; it is left only where none waited for it."""
         taken: dict[int, Key] = {}
         for run in runs.values():
+            yield from _lost(run)
             for tool, arguments, outcome, text in run.calls.values():
                 if (tool, outcome) == (EVENT_STEP, "ok"):
                     number, here = json.loads(text), (run.session_id, arguments["name"])
@@ -219,6 +220,18 @@ class Stepped:
                     continue
                 if one.until < run.times[call_id][0] + round(arguments["seconds"] * 1e6) - MARGIN:
                     yield f"{one} was accepted, and {call_id} waited for it in vain"
+
+
+def _lost(run: Run) -> Iterator[str]:
+    """No signal goes to a step that is out of time: its code has nothing of it."""
+    for known, _ in run.epochs:
+        late: tuple[str, ...] = ()
+        for path, outcome, text in known.results:
+            tool, _ = known.asked.get(path, ("", {}))
+            if (tool, outcome) == (TIMEOUT_STEP, "ok"):
+                late += (f"{path.removesuffix('0.0')}1.",)
+            elif (tool, outcome) == (EVENT_STEP, "ok") and path.startswith(late):
+                yield f"signal {text} went to {path} of {run.session_id}, whose time was over"
 
 
 def _runs(connection: Any) -> dict[Key, Run]:

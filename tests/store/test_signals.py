@@ -54,7 +54,7 @@ async def test_signals_go_with_the_run_that_was_to_begin(db: Store, how: str) ->
 async def test_what_comes_when_the_time_is_over_is_not_lost(db: Store, noted: bool) -> None:
     """Given steps within a time, one for an event and one for a person, when that is over and the workflow's process
     has not heard of it, or has noted it and not given the steps up yet, then a signal is kept for the next step, and an
-    answer is refused. The same two steps under no limit have theirs."""
+    answer is refused; a step that begins then is given nothing that is kept. Those under no limit have theirs."""
     await db.own()
     await db.create("w", spec(kind="workflow"))
     await db.accept("w", content="{}")
@@ -87,6 +87,14 @@ async def test_what_comes_when_the_time_is_over_is_not_lost(db: Store, noted: bo
     assert await db.do(lambda tx: questions.answer(tx, "w", "r/1.1.1", "ok", "yes", asked=1))
     found = await db.do(lambda tx: {(item.kind, item.key) for item in tx.inbox(tx.session("w"))})
     assert found - {("answer", "r/0.0.0")} == {("answer", "r/1.1.0"), ("signal", "go"), ("answer", "r/1.1.1")}
+    later = ["r/0.1.2.0", "r/1.1.2"]
+    more = tuple(CallState(call_id, "requested", EVENT_STEP, json.dumps(event)) for call_id in later)
+    await db.commit("w", 1, 4 if noted else 3, steps=more, entries=message)
+    asks = tuple(Ask(call_id, EVENT_STEP, "", executions=1, arguments=event) for call_id in later)
+    await db.commit("w", 1, 5 if noted else 4, asks=asks)
+    found = await db.do(lambda tx: {(item.kind, item.key) for item in tx.inbox(tx.session("w"))})
+    assert ("answer", "r/1.1.2") in found
+    assert not found & {("answer", "r/0.1.2.0"), ("signal", "go")}
 
 
 def _timers(connection: Any, namespace: str) -> list[Any]:
