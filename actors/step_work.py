@@ -80,7 +80,9 @@ class StepWork:
             self.begin(path, execution)
 
     def begin(self, path: str, execution: Execution) -> None:
-        """Do what is due about a step; nothing while others are at it."""
+        """Do what is due about a step; nothing while others are at it, or if this process is to end first."""
+        if self.leave:
+            return
         call, step = self.calls[path], execution.waiting[path]
         work: Coroutine[Any, Any, Outcome | None]
         if call.state == "finished" and not isinstance(step, ToolWanted):

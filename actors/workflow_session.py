@@ -212,6 +212,8 @@ class WorkflowActivation:
                 break
             for path, outcome, status in results:
                 self._deliver(path, outcome, status, execution)
+        if self._work.leave:
+            return await self._step()  # what the code has asked for since, the next process begins
         assert self._recorded is not None
         assert self.window.run_id is not None
         self.window.forget_messages()

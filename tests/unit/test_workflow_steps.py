@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from understudy import Budget, ToolContext, WorkflowContext, tool, workflow
+from understudy import Budget, StepFailed, ToolContext, WorkflowContext, tool, workflow
+from understudy.events import ToolFinished
 from understudy.store.check.check import check
 from understudy.store.db.engine import Database
 from understudy.testing import LocalCluster
 
 PATIENCE = 30.0
 
-begun, released = threading.Event(), threading.Event()
+begun, released, is_over = threading.Event(), threading.Event(), threading.Event()
 clusters: list[LocalCluster] = []
 
 
@@ -26,10 +27,12 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     store = f"sqlite:///{tmp_path}/store.db"
     begun.clear()
     released.clear()
+    is_over.clear()
     with LocalCluster(store) as found:
         clusters.append(found)
         yield found
         released.set()
+        is_over.set()
     clusters.clear()
     database = Database(store)
     try:
@@ -185,3 +188,48 @@ def test_a_step_is_recorded_before_it_is_begun(cluster: LocalCluster) -> None:
     steps are no rounds of its budget."""
     run = cluster.workflow(looks, session_id="w", run_id="r")
     assert run.result(PATIENCE, check=True).output == [["r/0"], ["r/0", "r/1"]]
+
+
+@tool(on_crash="rerun", timeout=0.2)
+def outlives() -> str:
+    """Can't be stopped when its time is over."""
+    return str(is_over.wait(PATIENCE))
+
+
+@tool(on_crash="rerun")
+def goes_on() -> str:
+    """The same, with a longer time."""
+    return str(is_over.wait(PATIENCE))
+
+
+@tool(on_crash="rerun")
+def where(context: ToolContext) -> int:
+    """The activation that it is done in."""
+    return context.epoch
+
+
+@workflow
+async def outlived(ctx: WorkflowContext) -> list[Any]:
+    """Goes on behind tools that could not be stopped, by their own time and by the code's, beside one at work."""
+
+    async def late(step: Any) -> list[Any]:
+        try:
+            return [await step]
+        except StepFailed as error:
+            return [error.code, await ctx.tool(where), await ctx.tool(where)]
+
+    first = await ctx.tool(where)
+    found = await ctx.gather(late(ctx.tool(outlives)), ctx.tool(lasts))
+    return [first, *found, await late(ctx.within(0.2, ctx.tool(goes_on)))]
+
+
+def test_what_follows_a_tool_that_can_not_be_stopped_is_done_elsewhere(cluster: LocalCluster) -> None:
+    """Given a synchronous tool that outlives its time, or the code's, then no step begins in its process any more: what
+    is at work there ends, and the next process begins what the code has asked for."""
+    run = cluster.workflow(outlived, session_id="w", run_id="r")
+    for event in run:
+        if isinstance(event, ToolFinished) and event.call_id == "r/1.0.0":
+            released.set()
+    assert run.result(PATIENCE, check=True).output == [
+        1, ["step_timeout", 2, 2], "held", ["step_timeout", 3, 3],
+    ]  # fmt: skip
