@@ -115,6 +115,60 @@ def test_a_step_in_doubt_has_a_value(cluster: LocalCluster, name: str, expected:
     assert (result.status, result.output) == ("completed", expected)
 
 
+@workflow
+async def doubts_a_text(ctx: WorkflowContext) -> str:
+    """A step of a tool that says that it returns a text."""
+    return await ctx.tool(dangerous)
+
+
+def test_a_step_that_is_run_again_has_its_value(cluster: LocalCluster) -> None:
+    """Where a person has a call in doubt run again, the step's value is what the tool returns then."""
+    run = cluster.workflow(doubts_a_text, session_id="w")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("w")
+    released.set()
+    cluster.session("w").answer(run.result(PATIENCE).pending[0], rerun=True)
+    assert run.result(PATIENCE, check=True).output == "held"
+
+
+@tool(on_crash="ask")
+def sends() -> str:
+    """Kills its process."""
+    clusters[0].kill("w")
+    return "nobody hears of it"
+
+
+@tool(on_crash="rerun")
+def answers(later: int) -> str:
+    """Answers what is asked about the call beside it, and kills its process, and the next one so many points later."""
+    session = clusters[0].session("w")
+    if not released.is_set():
+        pending = session.pending()
+        if not pending:
+            return str(is_over.wait(PATIENCE))
+        session.answer(pending[0], "it arrived")
+        released.set()
+        clusters[0].kill_at(len(clusters[0].points) + later)
+        clusters[0].kill("w")
+    return "answered"
+
+
+@workflow
+async def answered(ctx: WorkflowContext, later: int) -> list[Any]:
+    """A call in doubt, beside one that commits something."""
+    return await ctx.gather(ctx.tool(sends), ctx.tool(answers, later))
+
+
+@pytest.mark.parametrize("later", range(6))
+def test_an_answer_is_a_value_in_each_commit_that_has_it(cluster: LocalCluster, later: int) -> None:
+    """Given what a person has said of a call in doubt, which the commit of another tool's start has as well, when the
+    process dies behind that commit, or anywhere else, then the step's value is what the person has said."""
+    run = cluster.workflow(answered, later, session_id="w")
+    for _ in run:
+        pass
+    assert run.result(PATIENCE, check=True).output == ["it arrived", "answered"]
+
+
 @tool(on_crash="rerun")
 def lasts() -> str:
     """Goes on until somebody says so."""
