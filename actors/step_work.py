@@ -16,6 +16,7 @@ from understudy.records import CallState, InboxItem
 from understudy.waiting import retrieve_error
 from understudy.workflows import APPROVED, step_path
 
+from .answers import outcome_of
 from .approval import as_edited
 from .call_outcomes import CallOutcomes
 from .commits import Commits, Patience
@@ -80,7 +81,9 @@ class StepWork:
             self.begin(path, execution)
 
     def begin(self, path: str, execution: Execution) -> None:
-        """Do what is due about a step; nothing while others are at it."""
+        """Do what is due about a step; nothing while others are at it, or if this process is to end first."""
+        if self.leave:
+            return
         call, step = self.calls[path], execution.waiting[path]
         work: Coroutine[Any, Any, Outcome | None]
         if call.state == "finished" and not isinstance(step, ToolWanted):
@@ -115,7 +118,7 @@ class StepWork:
     async def _tool(self, path: str, call: CallState, step: ToolWanted) -> Outcome | None:
         """Have a tool's call done. What led to it is committed before it begins, also the values that the code has
         taken: run again, the code asks for this very call."""
-        spec, by_person = self._steps.tool(step), call.state == "asked" and call.question == IN_DOUBT
+        spec, is_elsewhere = self._steps.tool(step), self._steps.is_rendered_elsewhere(step.tool)
         if call.state == "finished":
             outcome: Outcome | None = await self._known(call)
         elif isinstance(spec, Outcome):
@@ -125,14 +128,25 @@ class StepWork:
                 await self._commits.flush()
                 if self._window.stops:
                     return Outcome("cancelled", "cancelled")
-            outcome = await self._outcomes.run(as_edited(call), spec, self._limit)
+            outcome = None if is_elsewhere else await self._said(call, step)
+            outcome = outcome or await self._outcomes.run(as_edited(call), spec, self._limit)
         if outcome is None:  # a person is asked: about what, says the draft still
             kinds = {asked.call_id: asked.kind for asked in self._commits.draft.asks}
             self.calls[path] = replace(call, state="asked", question=kinds.get(call.call_id, call.question))
-        elif outcome.outcome == "ok" and (by_person or self._steps.is_rendered_elsewhere(step.tool)):
-            kind = result_type(step.item) if step.item is not None else None
-            outcome = _as_json(outcome, kind)
+        elif outcome.outcome == "ok" and is_elsewhere:
+            outcome = _as_json(outcome, step)
         return outcome
+
+    async def _said(self, call: CallState, step: ToolWanted) -> Outcome | None:
+        """What a person has said of a call in doubt, as a value before any commit has it; None if nothing, or that it
+        is to run again."""
+        is_asked = call.state == "asked" and call.question == IN_DOUBT
+        item = self._outcomes.answer_to(call) if is_asked else None
+        said = outcome_of(call, item.payload) if item is not None else None
+        if said is None:
+            return None
+        said = _as_json(said, step) if said.outcome == "ok" else said
+        return await self._outcomes.conclude(call, said, executions=call.executions, item=item)
 
     async def results(self, execution: Execution) -> list[Arrived]:
         """Wait for results; none if only others can bring some, or the run is cancelled."""
@@ -287,9 +301,10 @@ class StepWork:
             del self._at_work[task]
 
 
-def _as_json(outcome: Outcome, kind: Any) -> Outcome:
+def _as_json(outcome: Outcome, step: ToolWanted) -> Outcome:
     """What another process or a person has said, as a value of the tool's; an error where it was cut off."""
     if len(outcome.content) >= MAX_RESULT_CHARACTERS - 1:
         text = f"it was executed, but its result has more than {MAX_RESULT_CHARACTERS} characters"
         return dataclasses.replace(outcome, outcome="error", content=text)
+    kind = result_type(step.item) if step.item is not None else None
     return dataclasses.replace(outcome, content=as_value(outcome.content, kind))

@@ -203,8 +203,8 @@ class WorkflowActivation:
         """Do what the code asks for, until only others can bring what it waits for."""
         while True:
             self._note(execution)
-            if execution.is_over:
-                return await self._over(execution)
+            if execution.is_over and not (execution.dropped and isinstance(execution.error, ContinueAsNew)):
+                return await self._over(execution)  # no timer of its own may be left to the code that begins anew
             results = await self._work.results(execution)
             if self.window.cancel is not None:
                 return await self._finish(Finish("cancelled"))
@@ -212,6 +212,8 @@ class WorkflowActivation:
                 break
             for path, outcome, status in results:
                 self._deliver(path, outcome, status, execution)
+        if self._work.leave:
+            return await self._step()  # what the code has asked for since, the next process begins
         assert self._recorded is not None
         assert self.window.run_id is not None
         self.window.forget_messages()

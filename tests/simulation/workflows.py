@@ -30,6 +30,8 @@ NOTED = "+"
 SIGNALS = ("go", "more")
 BACKOFF = 0.5
 NAME = "programmed"
+IN_TIME: Node = {"do": "within", "seconds": 3.0, "part": {"do": "sleep", "seconds": 0.1}, "catch": True}
+"""As a rule its timer is still set when the next part begins."""
 
 
 @workflow
@@ -188,8 +190,9 @@ class Drawn:
         if chosen.random() < 0.15:
             # Before all that is to be undone: a workflow can't begin again with something to undo.
             again = chosen.randrange(min(places, default=len(parts)) + 1)
-            parts.insert(again, {"do": "again", "most": chosen.choice((1, 2))})
-            places = [place + 1 for place in places]
+            before = [IN_TIME] if self._apart.random() < 0.5 else []
+            parts[again:again] = [*before, {"do": "again", "most": chosen.choice((1, 2))}]
+            places = [place + len(before) + 1 for place in places]
         for place in places:
             parts.insert(place, {"do": "undo", **self._call(noted=False)})
         return {"do": "sequence", "parts": parts}

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from understudy import Budget, ToolContext, WorkflowContext, tool, workflow
+from understudy import Budget, StepFailed, ToolContext, WorkflowContext, tool, workflow
+from understudy.events import ToolFinished
 from understudy.store.check.check import check
 from understudy.store.db.engine import Database
 from understudy.testing import LocalCluster
 
 PATIENCE = 30.0
 
-begun, released = threading.Event(), threading.Event()
+begun, released, is_over = threading.Event(), threading.Event(), threading.Event()
 clusters: list[LocalCluster] = []
 
 
@@ -26,10 +27,12 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     store = f"sqlite:///{tmp_path}/store.db"
     begun.clear()
     released.clear()
+    is_over.clear()
     with LocalCluster(store) as found:
         clusters.append(found)
         yield found
         released.set()
+        is_over.set()
     clusters.clear()
     database = Database(store)
     try:
@@ -112,6 +115,60 @@ def test_a_step_in_doubt_has_a_value(cluster: LocalCluster, name: str, expected:
     assert (result.status, result.output) == ("completed", expected)
 
 
+@workflow
+async def doubts_a_text(ctx: WorkflowContext) -> str:
+    """A step of a tool that says that it returns a text."""
+    return await ctx.tool(dangerous)
+
+
+def test_a_step_that_is_run_again_has_its_value(cluster: LocalCluster) -> None:
+    """Where a person has a call in doubt run again, the step's value is what the tool returns then."""
+    run = cluster.workflow(doubts_a_text, session_id="w")
+    assert begun.wait(PATIENCE)
+    assert cluster.kill("w")
+    released.set()
+    cluster.session("w").answer(run.result(PATIENCE).pending[0], rerun=True)
+    assert run.result(PATIENCE, check=True).output == "held"
+
+
+@tool(on_crash="ask")
+def sends() -> str:
+    """Kills its process."""
+    clusters[0].kill("w")
+    return "nobody hears of it"
+
+
+@tool(on_crash="rerun")
+def answers(later: int) -> str:
+    """Answers what is asked about the call beside it, and kills its process, and the next one so many points later."""
+    session = clusters[0].session("w")
+    if not released.is_set():
+        pending = session.pending()
+        if not pending:
+            return str(is_over.wait(PATIENCE))
+        session.answer(pending[0], "it arrived")
+        released.set()
+        clusters[0].kill_at(len(clusters[0].points) + later)
+        clusters[0].kill("w")
+    return "answered"
+
+
+@workflow
+async def answered(ctx: WorkflowContext, later: int) -> list[Any]:
+    """A call in doubt, beside one that commits something."""
+    return await ctx.gather(ctx.tool(sends), ctx.tool(answers, later))
+
+
+@pytest.mark.parametrize("later", range(6))
+def test_an_answer_is_a_value_in_each_commit_that_has_it(cluster: LocalCluster, later: int) -> None:
+    """Given what a person has said of a call in doubt, which the commit of another tool's start has as well, when the
+    process dies behind that commit, or anywhere else, then the step's value is what the person has said."""
+    run = cluster.workflow(answered, later, session_id="w")
+    for _ in run:
+        pass
+    assert run.result(PATIENCE, check=True).output == ["it arrived", "answered"]
+
+
 @tool(on_crash="rerun")
 def lasts() -> str:
     """Goes on until somebody says so."""
@@ -185,3 +242,48 @@ def test_a_step_is_recorded_before_it_is_begun(cluster: LocalCluster) -> None:
     steps are no rounds of its budget."""
     run = cluster.workflow(looks, session_id="w", run_id="r")
     assert run.result(PATIENCE, check=True).output == [["r/0"], ["r/0", "r/1"]]
+
+
+@tool(on_crash="rerun", timeout=0.2)
+def outlives() -> str:
+    """Can't be stopped when its time is over."""
+    return str(is_over.wait(PATIENCE))
+
+
+@tool(on_crash="rerun")
+def goes_on() -> str:
+    """The same, with a longer time."""
+    return str(is_over.wait(PATIENCE))
+
+
+@tool(on_crash="rerun")
+def where(context: ToolContext) -> int:
+    """The activation that it is done in."""
+    return context.epoch
+
+
+@workflow
+async def outlived(ctx: WorkflowContext) -> list[Any]:
+    """Goes on behind tools that could not be stopped, by their own time and by the code's, beside one at work."""
+
+    async def late(step: Any) -> list[Any]:
+        try:
+            return [await step]
+        except StepFailed as error:
+            return [error.code, await ctx.tool(where), await ctx.tool(where)]
+
+    first = await ctx.tool(where)
+    found = await ctx.gather(late(ctx.tool(outlives)), ctx.tool(lasts))
+    return [first, *found, await late(ctx.within(0.2, ctx.tool(goes_on)))]
+
+
+def test_what_follows_a_tool_that_can_not_be_stopped_is_done_elsewhere(cluster: LocalCluster) -> None:
+    """Given a synchronous tool that outlives its time, or the code's, then no step begins in its process any more: what
+    is at work there ends, and the next process begins what the code has asked for."""
+    run = cluster.workflow(outlived, session_id="w", run_id="r")
+    for event in run:
+        if isinstance(event, ToolFinished) and event.call_id == "r/1.0.0":
+            released.set()
+    assert run.result(PATIENCE, check=True).output == [
+        1, ["step_timeout", 2, 2], "held", ["step_timeout", 3, 3],
+    ]  # fmt: skip

@@ -147,6 +147,37 @@ def test_a_death_anywhere_changes_no_time_limit(tmp_path: Path) -> None:
         books(store)
 
 
+@workflow
+async def begins_again(ctx: WorkflowContext, times: int = 0) -> int:
+    """Begins anew right behind what was done in time."""
+    await ctx.within(LONG, ctx.tool(note, f"round {times}"))
+    if times < 2:
+        await ctx.continue_as_new(times=times + 1)
+    return times
+
+
+@pytest.mark.sweep
+def test_a_timer_ends_before_its_code_begins_anew(tmp_path: Path) -> None:
+    """Given code that continues as new right behind work that was done in time, then the timer of that work has ended
+    before the new code does anything, wherever the session actor dies first."""
+
+    def checked(cluster: LocalCluster) -> None:
+        run = cluster.workflow(begins_again, session_id="w", run_id="r")
+        assert ended(run).output == 2
+        finished = [event.call_id for event in cluster.session("w").events() if isinstance(event, ToolFinished)]
+        assert finished == ["r/0.1.0", "r/0.0.0", "r/n1.0.1.0", "r/n1.0.0.0", "r/n2.0.1.0", "r/n2.0.0.0"]
+
+    with LocalCluster() as clean:
+        checked(clean)
+        count = len(clean.points)
+    for at in tiers.points(range(0, count, 3)):
+        store = f"sqlite:///{tmp_path}/{at}.db"
+        with LocalCluster(store) as cluster:
+            cluster.kill_at(at)
+            checked(cluster)
+        books(store)
+
+
 def written() -> Definition:
     """Steps of a file that are out of time: tried again and replaced, left, and one within another."""
     never = w.wait(event="never")
