@@ -280,10 +280,11 @@ def request_cancel(
 
 def give_up(tx: Transaction, row: SessionRow, call_ids: Sequence[str]) -> None:
     """Have calls of a workflow's that others are at come to an end, as its code does not wait for them any more. Each
-    has its result by the way that it would have had anyhow; one that has it already keeps it."""
+    has its result by the way that it would have had anyhow; one that has it already keeps it, also where the same batch
+    says that it is done."""
     told = {item.key for item in tx.inbox(row) if item.is_result}
-    calls = {call["call_id"]: call for call in tx.current_calls(row)}
-    for call_id in [call_id for call_id in call_ids if call_id not in told]:
+    calls = {call["call_id"]: call for call in tx.current_calls(row) if call["call_id"] not in told}
+    for call_id in [call_id for call_id in call_ids if call_id in calls]:
         child = calls[call_id]["child_id"]
         if child is not None:
             request_cancel(tx, tx.session(child), OUT_OF_TIME)
