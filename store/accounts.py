@@ -48,6 +48,10 @@ class Accounts:
                 self._accounts[row["session_id"]].append(row)
                 self._written[_key(row)] = _state(row)
 
+    def has(self, session_ids: Iterable[str]) -> bool:
+        """Whether the accounts of all these sessions were read."""
+        return all(session_id in self._accounts for session_id in session_ids)
+
     def of(self, session_id: str) -> list[Row]:
         """The accounts that a session has; to be changed in place."""
         self.load([session_id])

@@ -91,15 +91,21 @@ class Pending:
                 call.update({name: value for name, value in kept.items() if call[name] is None})
         return sorted(found.values(), key=lambda item: int(item["index"]))
 
-    def write(self) -> None:
-        """Write everything, a statement per table."""
+    def write(self, *, everything: bool) -> None:
+        """Write what is unwritten, a statement per table.
+
+        Args:
+            everything: look at all sessions that were changed, since a row stays in hand after it was written:
+                operations go on changing it without saying so again. It costs as much as there are of them, so not what
+                concerns only one of them may ask for it.
+        """
         if self.created:
             self._statements.insert(self._cursor, SESSION, [self._new(*session) for session in self.created])
             self._written.update((row.session_id, _mutable(row)) for row, _, _ in self.created)
-        # A row stays in hand after it was written: operations go on changing it without saying so again.
         often: list[Row] = []
         all_columns: list[Row] = []
-        for session_id, row in sorted(self.dirty.items()):
+        for session_id in sorted(self.dirty.keys() if everything else self.unwritten & self.dirty.keys()):
+            row = self.dirty[session_id]
             values = _mutable(row)
             if self._written.get(session_id) == values:
                 continue

@@ -184,12 +184,14 @@ class Transaction:
         """
         if row.accounts is None:
             return []
-        # Those of all sessions that were read so far, in one order: two journals can't deadlock on them.
-        known = (other.accounts for other in self._sessions.values() if other is not None)
-        self.accounts.load(owner for accounts in known for owner, _ in owners(accounts))
+        charged = owners(row.accounts)
+        if not self.accounts.has(owner for owner, _ in charged):
+            # Those of all sessions that were read so far, in one order: two journals can't deadlock on them.
+            known = (other.accounts for other in self._sessions.values() if other is not None)
+            self.accounts.load(owner for accounts in known for owner, _ in owners(accounts))
         return [
             Charge(level, account)
-            for owner, level in owners(row.accounts)
+            for owner, level in charged
             for account in self.accounts.of(owner)
             if level == 0 or account["scope"] == "tree"
         ]
@@ -309,13 +311,13 @@ class Transaction:
         session (any session, if None is given).
         """
         if session_id is None or session_id in self._pending.unwritten:
-            self.flush()
+            self.flush(everything=session_id is None)
         return self.connection.execute(statement)
 
     def read_one(self, statement: Any, session_id: str, **values: Any) -> Any:
         """The one value of a SELECT that is a constant of its module, and concerns one session only."""
         if session_id in self._pending.unwritten:
-            self.flush()
+            self.flush(everything=False)
         return self._scalar(statement, **values)
 
     def _scalar(self, statement: Any, **values: Any) -> Any:
@@ -423,8 +425,12 @@ class Transaction:
                 details={"generation": self.generation},
             )
 
-    def flush(self) -> None:
-        """Write everything back, a statement per table."""
+    def flush(self, *, everything: bool = True) -> None:
+        """Write back what was changed, a statement per table.
+
+        Args:
+            everything: see `Pending.write`.
+        """
         with pipelined(self.connection):
-            self._pending.write()
+            self._pending.write(everything=everything)
             self.accounts.write()

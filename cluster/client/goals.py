@@ -73,6 +73,9 @@ def _check(agent: AgentSpec, evaluator: AgentSpec) -> None:
     problems = []
     if evaluator.output_type is not None:
         problems.append({"field": "evaluator.output_type", "problem": "is the verdict: leave it out"})
+    if evaluator.handoffs:
+        problem = "would have an agent answer that gives no verdict: leave it out, and use agents for what it may ask"
+        problems.append({"field": "evaluator.handoffs", "problem": problem})
     if evaluator.name == agent.name:
         problems.append({"field": "evaluator.name", "problem": f"is the agent's as well, {agent.name!r}"})
     if isinstance(evaluator.workspace, Worktree):

@@ -138,6 +138,7 @@ def _set_calls(tx: Transaction, row: SessionRow, batch: Batch, refused: Collecti
 def _spawn(tx: Transaction, row: SessionRow, batch: Batch) -> list[str]:
     """Create the batch's sub-agents; returns the calls that get none."""
     interrupted = steering.is_interrupted(tx, row)
+    tx.load(wanted.child_id for wanted in batch.spawns)  # at once
     return [wanted.call_id for wanted in batch.spawns if not spawn(tx, row, wanted, interrupted=interrupted)]
 
 

@@ -149,7 +149,7 @@ def create_session(
 def accept(
     tx: Transaction, session_id: str, run_id: str, content: Any, *, trace_id: str = "", parent_span_id: str = "",
     sampled: bool | None = None, source: str = "client", request_id: str = "", child_id: str = "", command: str = "",
-    place: QueuePlace | None = None,
+    place: QueuePlace | None = None, first: bool = False,
 ) -> bool:  # fmt: skip
     """Accept an input as a run; True when it is new, False when the same one was accepted before.
 
@@ -158,6 +158,8 @@ def accept(
         request_id: of the client's request: also False if that was accepted by a session that had the id before.
         child_id, command: the sub-agent, or the command, whose end it tells.
         place: the queue in which the run waits.
+        first: this transaction has just created the session: it has taken no input, so none is looked for, which would
+            have all that is not written yet written first.
 
     Raises:
         UnknownSession: there is no such session.
@@ -168,7 +170,9 @@ def accept(
     row = tx.session(session_id)
     content = encodable(content)
     fingerprint = digest(repr(content))
-    stored = tx.read_one(SELECT_DIGEST, session_id, session=session_id, run=run_id, request=request_id)
+    stored = None
+    if not first:
+        stored = tx.read_one(SELECT_DIGEST, session_id, session=session_id, run=run_id, request=request_id)
     if stored == REMOVED:
         return False
     if stored is not None:
@@ -334,7 +338,7 @@ def _begin(
         pause(tx, tx.session(child_id), delay)
     accept(
         tx, child_id, TASK, task, trace_id=parent.trace_id, sampled=parent.recorded, source="parent",
-        parent_span_id=tool_span_identifier(parent.session_id, call_id),
+        parent_span_id=tool_span_identifier(parent.session_id, call_id), first=True,
     )  # fmt: skip
 
 

@@ -280,10 +280,11 @@ def request_cancel(
 
 def give_up(tx: Transaction, row: SessionRow, call_ids: Sequence[str]) -> None:
     """Have calls of a workflow's that others are at come to an end, as its code does not wait for them any more. Each
-    has its result by the way that it would have had anyhow; one that has it already keeps it."""
+    has its result by the way that it would have had anyhow; one that has it already keeps it, also where the same batch
+    says that it is done."""
     told = {item.key for item in tx.inbox(row) if item.is_result}
-    calls = {call["call_id"]: call for call in tx.current_calls(row)}
-    for call_id in [call_id for call_id in call_ids if call_id not in told]:
+    calls = {call["call_id"]: call for call in tx.current_calls(row) if call["call_id"] not in told}
+    for call_id in [call_id for call_id in call_ids if call_id in calls]:
         child = calls[call_id]["child_id"]
         if child is not None:
             request_cancel(tx, tx.session(child), OUT_OF_TIME)
@@ -346,8 +347,7 @@ def _leave_background(tx: Transaction, row: SessionRow, reason: str, run_id: str
             request_cancel(tx, child, reason)
     commands.stop_all(tx, row, run_id)
     untaken = [*background.news(tx, row, run_id), *commands.news(tx, row, run_id)] if run_id is not None else []
-    for item in untaken:
-        _end_queued_run(tx, row, item, "cancelled", reason, asked=False)
+    _end_queued_runs(tx, row, untaken, "cancelled", reason, asked=False)
 
 
 def end_without_agent(
@@ -385,14 +385,26 @@ def end_by_force(tx: Transaction, row: SessionRow, waited: int) -> None:
 
 def end_queued(tx: Transaction, row: SessionRow, status: str, reason: str) -> None:
     """End every run that has not begun."""
-    for item in tx.inbox(row):
-        if item.kind == "input":
-            _end_queued_run(tx, row, item, status, reason, asked=status != "quarantined")
+    inputs = [item for item in tx.inbox(row) if item.kind == "input"]
+    _end_queued_runs(tx, row, inputs, status, reason, asked=status != "quarantined")
+
+
+def _end_queued_runs(
+    tx: Transaction, row: SessionRow, items: Sequence[InboxItem], status: str, reason: str, *, asked: bool
+) -> None:  # fmt: skip
+    for number, item in enumerate(items, 1):
+        _end_queued_run(tx, row, item, status, reason, asked=asked, last=number == len(items))
 
 
 def _end_queued_run(
-    tx: Transaction, row: SessionRow, item: InboxItem, status: str, reason: str, *, asked: bool
+    tx: Transaction, row: SessionRow, item: InboxItem, status: str, reason: str, *, asked: bool, last: bool = True
 ) -> None:  # fmt: skip
+    """End a run that has not begun.
+
+    Args:
+        last: False if the caller ends another one right after it: what the session does next is looked for only then,
+            since that reads its whole inbox.
+    """
     error = {"code": status, "message": reason, "session_id": row.session_id}
     tx.changed(row)
     tx.take_inbox(row, [item.id])
@@ -410,6 +422,19 @@ def _end_queued_run(
         ),
     )  # fmt: skip
     loops.run_ended(tx, row, item.key, status, error, "")
+    if last:
+        _go_on_without(tx, row)
+    if row.task_open == TASK_AT_WORK and item.key == TASK:
+        _end_task(tx, row, status)
+        if row.closed:
+            _rest_for_good(row)
+        _task_ended(tx, row, status, Finish(status), error, asked=asked)
+    elif row.background:
+        background.run_ended(tx, groups.parent_of(tx, row), row, item.key, status, Finish(status), error)
+
+
+def _go_on_without(tx: Transaction, row: SessionRow) -> None:
+    """What a session does next some of whose queued runs have ended."""
     if row.run_id is None and all(other.kind != "input" for other in tx.inbox(row)):
         _drop_news(tx, row)  # signals to a workflow whose run was to begin
     # One that is in a frame has begun with what is cancelled here, and rests when it finds that out (`commit`).
@@ -419,13 +444,6 @@ def _end_queued_run(
         _rest(row)
     elif row.wait == "queue" and not row.closed:
         queues.begin_next(tx, row)
-    if row.task_open == TASK_AT_WORK and item.key == TASK:
-        _end_task(tx, row, status)
-        if row.closed:
-            _rest_for_good(row)
-        _task_ended(tx, row, status, Finish(status), error, asked=asked)
-    elif row.background:
-        background.run_ended(tx, groups.parent_of(tx, row), row, item.key, status, Finish(status), error)
 
 
 def _rest(row: SessionRow) -> None:

@@ -107,6 +107,22 @@ async def test_a_signal_finds_its_step_among_many(db: Store) -> None:
     ]  # fmt: skip
 
 
+async def test_what_is_given_up_and_done_in_one_batch_keeps_its_result(db: Store) -> None:
+    """Given a batch that gives two steps up, and says of one of them that it is done, then the other one comes to an
+    end, and the batch is committed."""
+    await db.activate("w")
+    message = (Message("user", "{}", run_id="r"),)
+    await db.commit("w", 1, 1, start_run="r", entries=message, steps=wanted(2))
+    arguments = {"name": "e", "seconds": None}
+    asks = tuple(Ask(f"r/{step}", EVENT_STEP, "", executions=1, arguments=arguments) for step in range(2))
+    await db.commit("w", 1, 2, asks=asks)
+    done = (CallState("r/0", "done", executions=1),)
+    committed = await db.commit("w", 1, 3, calls=done, given_up=("r/0", "r/1"), wait="input")
+    assert committed.wait is None
+    assert await db.do(lambda tx: [(i.kind, i.key) for i in tx.inbox(tx.session("w"))]) == [("answer", "r/1")]
+    assert await db.do(lambda tx: [call["call_id"] for call in tx.current_calls(tx.session("w"))]) == ["r/1"]
+
+
 class Counted:
     """Counts the statements that read in the transactions of a store: those that are prepared, and the others."""
 

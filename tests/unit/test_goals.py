@@ -243,11 +243,16 @@ def test_what_can_be_no_goal_is_refused_before_there_is_a_session(clustered: Cal
         pursue(cluster, max_rounds=0)
     with pytest.raises(InvalidInput, match="AgentSpec"):
         pursue(cluster, agent="coder")
-    wrong = judge.model_copy(update={"name": "coder", "output_type": dict[str, bool], "workspace": Worktree()})
+    wrong = judge.model_copy(
+        update={
+            "name": "coder", "output_type": dict[str, bool], "workspace": Worktree(),
+            "handoffs": (AgentSpec(name="other", instructions="You judge, too."),),
+        }
+    )  # fmt: skip
     with pytest.raises(InvalidSpec) as refused:
         pursue(cluster, evaluator=wrong)
     fields = [problem["field"] for problem in refused.value.details["problems"]]
-    assert fields == ["evaluator.output_type", "evaluator.name", "evaluator.workspace"]
+    assert fields == ["evaluator.output_type", "evaluator.handoffs", "evaluator.name", "evaluator.workspace"]
     assert cluster.sessions() == []
 
 
