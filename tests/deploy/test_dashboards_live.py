@@ -130,14 +130,16 @@ def _work(cluster: Cluster, server: OfflineServer, directory: Path) -> Session:
 
 
 def _more_tools(cluster: Cluster, directory: Path, running: Prometheus) -> None:
-    """Tool calls between which Prometheus looks: it knows no rate of a series that it never saw rise, and on a busy
-    machine whole pieces of the day can lie between two scrapes."""
+    """Tool calls of a queue's runs, between which Prometheus looks: it knows no rate of a series that it never saw
+    rise, and on a busy machine whole pieces of the day can lie between two scrapes."""
     worker = cluster.spawn(_agent("worker-again", directory))
-    asked = "sum(gen_ai_execute_tool_duration_seconds_count)"
+    cluster.queue("looks", concurrency=1)
+    counted = "gen_ai_execute_tool_duration_seconds_count", f"{wire(names.QUEUE_WAITED)}_count"
     for name in ("once more", "and again"):
-        known = running.query(asked)
-        _ended(worker.send(call("look", name=name)), "completed")
-        running.until(lambda known=known: running.query(asked) != known, "the tool call")
+        known = [running.query(f"sum({one})") for one in counted]
+        _ended(worker.send(call("look", name=name), queue="looks"), "completed")
+        for asked, before in zip(counted, known, strict=True):
+            running.until(lambda asked=asked, before=before: running.query(f"sum({asked})") != before, asked)
 
 
 def _ended(run: Run, status: str) -> None:
