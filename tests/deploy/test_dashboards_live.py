@@ -140,6 +140,10 @@ def _more_tools(cluster: Cluster, directory: Path, running: Prometheus) -> None:
         _ended(worker.send(call("look", name=name), queue="looks"), "completed")
         for asked, before in zip(counted, known, strict=True):
             running.until(lambda asked=asked, before=before: running.query(f"sum({asked})") != before, asked)
+    refused = _agent("refused-again", directory, instructions="offline-policy: none")
+    cluster.schedule("broken", "go", agent=refused, every=86_400).trigger()
+    for name in (names.QUEUE_RUNS, names.TRIAGE_OPEN):
+        running.until(lambda name=name: running.query(wire(name)), name)
 
 
 def _ended(run: Run, status: str) -> None:
