@@ -107,6 +107,8 @@ class CallOutcomes:
         spec = self._window.tools.get(call.tool)
         if call.state == "asked" and call.executions and spec is not None and is_of_server(spec):
             await self._servers.give_up(call, spec)
+        if spec is not None and _may_go_on_elsewhere(call, spec):  # also where this activation was not at it yet
+            await self._tasks.end(call.call_id)
         ended, executions, item = self.ended.get(call.call_id) or self._left(call, spec, known)
         await self.conclude(call, ended, executions=executions, item=item)
 

@@ -93,9 +93,14 @@ class TaskCalls:
                     after, task = found.last, replace(task, attempt="", arguments="")  # it has begun
                 return None
         except asyncio.CancelledError:
-            with contextlib.suppress(TimeoutError, UnderstudyError):
-                await asyncio.wait_for(self._node.end_task(self._frame_id, activation, task.call_id), END_SECONDS)
+            await self.end(task.call_id)
             raise
+
+    async def end(self, call_id: str) -> None:
+        """Have a call ended that nobody wants any more."""
+        with contextlib.suppress(TimeoutError, UnderstudyError):
+            ending = self._node.end_task(self._frame_id, self._window.activation, call_id)
+            await asyncio.wait_for(ending, END_SECONDS)
 
     def _task(self, spec: dict[str, Any], context: ToolContext, arguments: str, attempt: str) -> ToolTask:
         return ToolTask(

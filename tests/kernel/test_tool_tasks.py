@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from understudy import AgentSpec, InvalidSpec
+from understudy import AgentSpec, InvalidSpec, WorkflowContext, workflow
 from understudy.actors.tools import ToolContext, describe, tool
 from understudy.attachments import Image
+from understudy.cluster.client.workflows import compile_workflow, definition_required
+from understudy.errors import StepTimeout
+from understudy.store.transaction import Transaction
 from understudy.testing import LocalCluster
 
 from .. import tiers
@@ -227,6 +230,45 @@ async def test_what_nobody_wants_any_more_is_found(tmp_path: Path) -> None:
         await tasks.look()
         async with asyncio.timeout(k.STUCK_SECONDS):
             await runner.cancelled.wait()
+
+
+@workflow
+async def limited(ctx: WorkflowContext) -> str:
+    try:
+        return str(await ctx.within(0.05, ctx.tool(once, "a")))
+    except StepTimeout as error:
+        return error.code
+
+
+async def test_what_is_out_of_time_when_a_workflow_is_restored_is_ended(tmp_path: Path) -> None:
+    """Given a step that is executed elsewhere, when its frame dies and its time is over before the workflow is
+    restored, then its process is ended at once, and its outcome is unknown."""
+    runner = Runner()
+    runner.gate.clear()
+    async with running(tmp_path, runner) as runner.kernel:
+        kernel = runner.kernel
+        compiled = compile_workflow(definition_required(limited), model="offline", profile="offline", pickle=None)
+        await kernel.spawn("w", compiled.spec)
+        await kernel.send("w", "{}")
+        await runner.at_work.wait()
+        worker = kernel.holder("w")
+        assert worker is not None
+        worker.dead = True  # it says nothing any more, and nobody knows
+        worker.task.cancel()
+        async with asyncio.timeout(k.STUCK_SECONDS):
+            while not await kernel.service.journal.submit(_results):  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.01)
+        await kernel._tell_of_death(worker.frame_id)
+        del kernel.workers[worker.frame_id]
+        ended = await kernel.end("w")
+        assert (ended["status"], ended["text"]) == ("completed", "step_timeout")
+        assert runner.cancelled.is_set()
+        finished = [event["data"] for event in await kernel.events("w") if event["type"] == "tool_finished"]
+        assert [data["outcome"] for data in finished if data["tool"] == "once"] == ["interrupted"]
+
+
+def _results(tx: Transaction) -> list[str]:
+    return [item.key for item in tx.inbox(tx.session("w")) if item.is_result]
 
 
 async def test_nobody_to_execute_it(tmp_path: Path) -> None:
