@@ -143,7 +143,7 @@ def _more_tools(cluster: Cluster, directory: Path, running: Prometheus) -> None:
     refused = _agent("refused-again", directory, instructions="offline-policy: none")
     cluster.schedule("broken", "go", agent=refused, every=86_400).trigger()
     for name in (names.QUEUE_RUNS, names.TRIAGE_OPEN):
-        running.until(lambda name=name: running.query(wire(name)), name)
+        running.until(lambda name=name: running.query(f"{wire(name)} offset 2s"), name)  # longer than a graph's step
 
 
 def _ended(run: Run, status: str) -> None:
