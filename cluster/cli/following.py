@@ -50,7 +50,7 @@ from understudy.events import (
 from understudy.json_text import to_json
 from understudy.messages import Message
 from understudy.reads import PendingInput
-from understudy.workflows import CHILD_STEPS, step_path
+from understudy.workflows import CHILD_STEPS, TIMEOUT_STEP, step_path
 
 from ..client import background
 from .command import counted, errors
@@ -328,6 +328,8 @@ def progress(event: Event) -> tuple[str, str] | None:
 
 
 def _tool_finished(event: ToolFinished) -> tuple[str, str] | None:
+    if event.tool == TIMEOUT_STEP:
+        return ("  a step is out of time", "yellow") if event.outcome == "ok" else None
     if event.outcome == "ok":
         return None
     return f"  {event.tool}: {event.outcome} {event.error_message}".rstrip(), "yellow"
