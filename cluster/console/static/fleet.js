@@ -8,6 +8,10 @@ import { Search } from "./search.js";
 
 const RECENT_US = 4_000_000;
 
+function counted(status, text) {
+  return [h("span", { class: "counted" }, h("span", { class: `dot ${status}` }), text), " "];
+}
+
 function card(title, value, ...more) {
   return h("div", { class: "card" }, h("h2", null, title), h("div", { class: "big" }, value), h("div", { class: "quiet" }, ...more));
 }
@@ -31,12 +35,12 @@ function cards(snapshot) {
       `supervisor ${supervisor ? supervisor.pid : "–"} · ${roles.node || 0} node${roles.node === 1 ? "" : "s"}`),
     card("Actors", String(roles.frame || 0), `at work, ${roles.standby || 0} standing by`),
     card("Sessions at work", String(working),
-      statuses.map(([status, count]) => [h("span", { class: `dot ${status}` }), `${count} ${words(status)} `])),
+      statuses.map(([status, count]) => counted(status, `${count} ${words(status)}`))),
     card("Tokens, last minute", short(rates.tokens), `${rates.calls} calls${rates.calls_failed ? `, ${rates.calls_failed} failed` : ""}` +
       (rates.cost ? ` · cost ${money(rates.cost)}` : "")),
     card("Crashes, last minute", h("span", { class: rates.crashes ? "bad" : "" }, String(rates.crashes)), restored(rates)),
     card("All sessions", String(totals.sessions),
-      bad.length ? bad.map((status) => [h("span", { class: `dot ${status}` }), `${totals.latest[status]} ${status} `]) : "none failed lately"),
+      bad.length ? bad.map((status) => counted(status, `${totals.latest[status]} ${status}`)) : "none failed lately"),
   ];
 }
 
