@@ -52,13 +52,13 @@ class Branches:
     Attributes:
         items: one for each branch.
         begin: makes of an item what its branch awaits; None where that is the item.
-        limit: so many at a time; None for all.
+        limit: so many at a time.
         keeps_errors: an error is a result among others.
     """
 
     items: list[Any]
     begin: Callable[[Any], Any] | None
-    limit: int | None
+    limit: int
     keeps_errors: bool
 
     def __await__(self) -> Generator[Any, Any, Any]:

@@ -306,7 +306,7 @@ class Execution:
             self._ready.append((branch, [], None))
             return
         self._joins[id(join)] = join
-        for _ in range(min(len(wanted.items), wanted.limit or len(wanted.items))):
+        for _ in range(min(len(wanted.items), wanted.limit)):
             self._begin(join, path)
 
     def _begin(self, join: _Join, path: str) -> None:

@@ -40,6 +40,10 @@ from .workflow import arguments_of, definition_of
 LONGEST_SLEEP = 10 * 366 * 86_400.0
 """Seconds: ten years."""
 
+MOST_BRANCHES = 2_000
+"""So many branches are at work at once: the steps that they begin with are one transaction, at up to 0.6 ms each, and a
+node service that is busy with one thing for 10 s counts as hung."""
+
 
 @dataclass(frozen=True)
 class Retry:
@@ -259,7 +263,7 @@ class WorkflowContext:
         If one fails, no more are started, those under way are awaited, and the first error is raised.
 
         Args:
-            limit: how many at a time; None for all.
+            limit: how many at a time: 1 to 2,000; None for 2,000.
             return_exceptions: errors are results, and are not raised.
         """
         return _branches(list(steps), None, limit, return_exceptions)
@@ -377,9 +381,9 @@ def _said_of(error: Exception, _replays: bool) -> str:
 
 
 def _branches(items: list[Any], begin: Callable[[Any], Any] | None, limit: int | None, keeps_errors: bool) -> Branches:
-    if limit is not None and limit < 1:
-        raise InvalidInput("limit must be at least 1")
-    return Branches(items, begin, limit, keeps_errors)
+    if limit is not None and not 1 <= limit <= MOST_BRANCHES:
+        raise InvalidInput(f"limit must be 1 to {MOST_BRANCHES}")
+    return Branches(items, begin, limit or MOST_BRANCHES, keeps_errors)
 
 
 @cache

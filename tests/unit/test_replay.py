@@ -120,6 +120,23 @@ def test_code_that_is_run_again_goes_on_where_it_was(order: random.Random, stops
     assert len(delivered) == len(set(delivered)) == 13
 
 
+def test_no_more_begin_at_once_than_one_transaction_takes() -> None:
+    """Given a gather of very many without a limit, then 2,000 begin, and the next ones as these end; a limit beyond
+    that is refused."""
+
+    async def code(ctx: WorkflowContext) -> int:
+        with pytest.raises(InvalidInput, match="1 to 2000"):
+            await ctx.foreach([1], ctx.tool, limit=2_001)
+        return len(await ctx.gather(*(ctx.tool(step, str(number)) for number in range(2_002))))
+
+    execution = begun(code)
+    first = asked(execution)
+    assert len(first) == 2_000
+    for path in list(first)[:2]:
+        execution.deliver(path, result())
+    assert len(asked(execution)) == 2
+
+
 def test_changed_code_is_told_what_the_record_has_in_its_place() -> None:
     """A step with other arguments, another step, and one that is gone each name both."""
 
