@@ -138,6 +138,7 @@ async def conversation(directory: Path, *, deadly: bool) -> Told:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(500)
 async def test_three_hundred_rounds_are_the_same_with_a_death_after_each_commit(tmp_path: Path) -> None:
     """Given a conversation of 300 rounds, ten times its model's window, with folds, memory, notes, searches and
     injected messages: killed after each commit, no request differs by a byte, nor does the transcript, and no request
