@@ -331,13 +331,16 @@ async def test_another_node_of_the_machine_takes_over(
     those go on, are read and stopped, and are not lost, also when their own node is missed for long; what the other one
     has written can be read."""
     monkeypatch.setattr(commands_of_nodes, "GONE_SECONDS", 0.5)
-    os.mkfifo(tmp_path / "go")
+    for name in ("go", "end"):
+        os.mkfifo(tmp_path / name)
     waiter = "echo again >> begun; echo one; read _ < go; echo two; exit 3"
     before = k.Kernel(store, server, tmp_path)
     await before.start(2)
-    replies: list[Any] = [[start(waiter), start(SLEEPER), start("echo over")], "ok", "heard of the end"]
+    replies: list[Any] = [[start(waiter), start(SLEEPER), start("read _ < end; echo over")], "ok", "heard of the end"]
     replies += [[read(job(), after=0), read(job(2)), ("stop_job", {"job": job(1)})], "read", "ok", "ok"]
     await begin(before, tmp_path, *replies)
+    await before.end("s")  # a run of its own hears of the command's end
+    await asyncio.to_thread((tmp_path / "end").write_text, "\n")
     await heard(before, job(2))
     await before.lose()
     after = k.Kernel(store, server, tmp_path, node_id="node2", machine=before.machine)
