@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -322,6 +322,11 @@ class InboxItem(msgspec.Struct, frozen=True):
     def interrupts(self) -> bool:
         """Whether it is a steer that does not wait for what the run is at."""
         return self.kind == STEER and bool(self.payload.get("interrupt"))
+
+
+def answered_by(inbox: Iterable[InboxItem]) -> set[str]:
+    """The calls that have their answer, or their sub-agent's result, in an inbox."""
+    return {item.key for item in inbox if item.is_result}
 
 
 class Handoff(msgspec.Struct, frozen=True):

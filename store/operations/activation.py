@@ -14,7 +14,7 @@ from understudy.identifiers import home_of
 from understudy.messages import Message
 from understudy.ports import Death, Decide, Verdict
 from understudy.protocol import Work
-from understudy.records import ActivationId, CallState
+from understudy.records import ActivationId, CallState, answered_by
 from understudy.workflows import STEPS, WORKFLOW
 
 from ..db.session_row import SessionRow
@@ -256,7 +256,7 @@ def _executing(tx: Transaction, row: SessionRow) -> list[CallState]:
         call for call in open_calls(tx, row)
         if call.state in EXECUTED and call.child_id is None and call.tool not in innocent
     ]  # fmt: skip
-    told = {item.key for item in tx.inbox(row) if item.is_result} if calls else ()
+    told = answered_by(tx.inbox(row)) if calls else ()
     return [call for call in calls if call.call_id not in told]
 
 

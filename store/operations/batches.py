@@ -15,7 +15,7 @@ from understudy import events
 from understudy.errors import BatchLost, Fenced
 from understudy.prices import Price
 from understudy.queues import BEGUN, FREE
-from understudy.records import CALL_ENDED, Ack, Batch, CallState, Finish
+from understudy.records import CALL_ENDED, Ack, Batch, CallState, Finish, answered_by
 from understudy.workflows import APPROVED, DIVERGED, WORKFLOW, begins_record
 
 from ..db.session_row import SessionRow
@@ -184,7 +184,7 @@ def _has_result(tx: Transaction, row: SessionRow) -> bool:
     """Whether a result has come in for a call that has none yet, or an approval: the session takes it up instead of
     waiting. A workflow whose code does not fit its log takes up the answer about that, and nothing else."""
     inbox = tx.inbox(row)
-    told = {item.key for item in inbox if item.is_result}
+    told = answered_by(inbox)
     if row.kind == WORKFLOW and not told and all(item.kind != APPROVED for item in inbox):
         return False
     calls = tx.current_calls(row)

@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from understudy import events
 from understudy.identifiers import run_link
 from understudy.messages import storable
-from understudy.records import Cancelled, Finish, InboxItem, Unwanted
+from understudy.records import Cancelled, Finish, InboxItem, Unwanted, answered_by
 from understudy.workflows import WORKFLOW
 
 from ..db.session_row import SessionRow
@@ -282,7 +282,7 @@ def give_up(tx: Transaction, row: SessionRow, call_ids: Sequence[str]) -> None:
     """Have calls of a workflow's that others are at come to an end, as its code does not wait for them any more. Each
     has its result by the way that it would have had anyhow; one that has it already keeps it, also where the same batch
     says that it is done."""
-    told = {item.key for item in tx.inbox(row) if item.is_result}
+    told = answered_by(tx.inbox(row))
     calls = {call["call_id"]: call for call in tx.current_calls(row) if call["call_id"] not in told}
     for call_id in [call_id for call_id in call_ids if call_id in calls]:
         child = calls[call_id]["child_id"]

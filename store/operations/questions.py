@@ -136,7 +136,7 @@ def _check(tx: Transaction, row: SessionRow, decision: Decision) -> tuple[Row, d
             raise AnswerConflict(f"call {call_id!r} was answered otherwise", session_id=session_id)
     elif row.run_id != question["run_id"] or row.cancel_reason is not None:
         raise NotAsked(f"the run of call {call_id!r} has ended, or is about to", session_id=session_id)
-    elif steps.is_out_of_time(tx, row, call_id, {item.key for item in tx.inbox(row) if item.is_result}):
+    elif steps.is_out_of_time(tx, row, call_id):
         raise NotAsked(f"the time of call {call_id!r} is over", session_id=session_id)
     return dict(question), said
 

@@ -10,7 +10,7 @@ from understudy import events
 from understudy.errors import InvalidInput, NotRunning
 from understudy.messages import encodable
 from understudy.protocol import Steer, Steered
-from understudy.records import STEER, Batch, Finish, InboxItem, Interrupted
+from understudy.records import STEER, Batch, Finish, InboxItem, Interrupted, answered_by
 from understudy.workflows import WORKFLOW
 
 from ..db.session_row import SessionRow
@@ -57,7 +57,7 @@ def answer_waits(tx: Transaction, row: SessionRow) -> None:
     if not row.calls_open:
         return
     questions.abort(tx, row.session_id)
-    answered = {item.key for item in tx.inbox(row) if item.is_result}
+    answered = answered_by(tx.inbox(row))
     for call in tx.current_calls(row):
         if call["state"] == "waiting" and call["call_id"] not in answered:
             tx.drop_timer(row, CALL_TIMER + call["call_id"])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-
 from sqlalchemy import literal_column, select
 
 from understudy.errors import InvalidInput, NotRunning
 from understudy.json_text import from_json, to_json
 from understudy.messages import encodable, storable
 from understudy.protocol import Signal
-from understudy.records import CALL_ENDED, Ask, CallState, InboxItem
+from understudy.records import CALL_ENDED, Ask, CallState, InboxItem, answered_by
 from understudy.wakeups import microseconds
 from understudy.workflows import (
     EVENT_STEP,
@@ -62,9 +60,8 @@ def await_event(tx: Transaction, row: SessionRow, asked: Ask, since: int) -> Non
         since: when the step was asked for; its time-out counts from then.
     """
     name, seconds = ((asked.arguments or {})[part] for part in ("name", "seconds"))
-    inbox = tx.inbox(row)
-    known = next((item for item in inbox if item.kind == SIGNAL and item.key == name), None)
-    if known is not None and not is_out_of_time(tx, row, asked.call_id, _answered(inbox)):
+    known = next((item for item in tx.inbox(row) if item.kind == SIGNAL and item.key == name), None)
+    if known is not None and not is_out_of_time(tx, row, asked.call_id):
         tx.take_inbox(row, [known.id])
         _come(tx, row, asked.call_id, known.payload["text"], since)
     elif seconds is not None:
@@ -93,10 +90,10 @@ def signal(tx: Transaction, session_id: str, wanted: Signal) -> bool:
     if len(text) > LONGEST_PAYLOAD:
         message = f"the payload has {len(text)} characters as JSON, and may have {LONGEST_PAYLOAD}"
         raise InvalidInput(message, session_id=session_id)
-    answered = _answered(inbox)
+    answered = answered_by(inbox)
     waiting = [call for call in _waiting(tx, row, wanted.name) if call["call_id"] not in answered]
     for call in sorted(waiting, key=lambda one: (one["updated_at"], one["call_id"])):
-        if is_out_of_time(tx, row, call["call_id"], answered):
+        if is_out_of_time(tx, row, call["call_id"]):
             continue
         tx.drop_timer(row, CALL_TIMER + call["call_id"])
         _come(tx, row, call["call_id"], text, call["updated_at"])
@@ -107,13 +104,9 @@ def signal(tx: Transaction, session_id: str, wanted: Signal) -> bool:
     return False
 
 
-def is_out_of_time(tx: Transaction, row: SessionRow, call_id: str, answered: Container[str]) -> bool:
+def is_out_of_time(tx: Transaction, row: SessionRow, call_id: str) -> bool:
     """Whether the time of a step is over (`WorkflowContext.within`), though the session's process has not given it up
-    yet. What came for the step now would be lost.
-
-    Args:
-        answered: the calls that have an answer in the inbox.
-    """
+    yet. What came for the step now would be lost."""
     path = step_path(row.run_id or "", call_id).split(".")
     # The timer is the first step of branch 0, and what has so much time is branch 1.
     limits = [".".join([*path[:at], "0", "0"]) for at, part in enumerate(path) if part == "1"]
@@ -126,12 +119,9 @@ def is_out_of_time(tx: Transaction, row: SessionRow, call_id: str, answered: Con
             TOOL_CALL.c.call_id.in_(timers), TOOL_CALL.c.tool == TIMEOUT_STEP,
         ),
         row.session_id,
-    )  # fmt: skip
+    ).all()  # fmt: skip
+    answered = answered_by(tx.inbox(row)) if found else set()
     return any(timer in answered or state in CALL_ENDED for timer, state in found)
-
-
-def _answered(inbox: Iterable[InboxItem]) -> set[str]:
-    return {item.key for item in inbox if item.is_result}
 
 
 def _come(tx: Transaction, row: SessionRow, call_id: str, text: str, since: int) -> None:
