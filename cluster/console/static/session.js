@@ -23,7 +23,7 @@ export function sessionView(main, wanted, page) {
 class SessionView {
   constructor(main, { session, part, run }, page) {
     Object.assign(this, { id: session, part, run, page, rows: [], events: new Map(), state: null, detail: null, older: [], spans: null,
-      opened: new Set(), messages: [], span: "run", problem: "" });
+      opened: new Set(), messages: [], span: "run", problem: "", refusal: "" }); // why nothing could be read; why what a person did was not done
     this.title = h("div", { class: "title" });
     this.trouble = h("div");
     this.actions = h("div", { class: "actions" });
@@ -140,7 +140,7 @@ class SessionView {
       h("h1", null, row.agent, " ", info.kind === "workflow" ? [h("span", { class: "pill" }, "workflow"), " "] : "", pill(row.status), row.restarts ? h("span", { class: "pill session_crashed" }, `restored ${row.restarts}×`) : "", row.closed ? h("span", { class: "pill" }, "closed") : ""),
       h("p", { class: "mono" }, row.session_id), h("p", { class: "quiet" }, facts.join(" · ")),
       row.status === "waiting_for_queue" && this.detail.waits_in ? h("p", null, waitsIn(this.detail.waits_in)) : "");
-    const trouble = [this.problem, this.state?.problem && `${this.state.problem.message} ${this.state.problem.hint}`, row.error && `${row.error.code}: ${row.error.message}`];
+    const trouble = [this.refusal, this.problem, this.state?.problem && `${this.state.problem.message} ${this.state.problem.hint}`, row.error && `${row.error.code}: ${row.error.message}`];
     show(this.trouble, trouble.filter(Boolean).map((line) => h("p", { class: "problem", role: "alert" }, line)),
       this.state?.truncated ? h("p", { class: "quiet" }, "The tree is long: its first events are not shown here. Those of this session are below.") : "");
     this.tabs.querySelector("#tab-steps").hidden = info.kind !== "workflow";
@@ -173,9 +173,9 @@ class SessionView {
   async act(session, action, body) {
     try {
       await post(`${of(session)}/${action}`, body);
-      this.problem = "";
+      this.refusal = "";
     } catch (error) {
-      this.problem = `${error.message} ${error.hint}`.trim();
+      this.refusal = `${error.message} ${error.hint || ""}`.trim();
     }
     this.load();
   }
@@ -207,7 +207,7 @@ class SessionView {
     try {
       payload = JSON.parse(entered.payload || "null");
     } catch (error) {
-      this.problem = `That is no JSON: ${error.message}. A text is given as "a text".`;
+      this.refusal = `That is no JSON: ${error.message}. A text is given as "a text".`;
       return this.drawTitle();
     }
     this.act(this.id, "signal", { name: entered.name.trim(), payload });
