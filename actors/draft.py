@@ -57,7 +57,7 @@ class Draft:
                   "started_at": outcome.started_at}  # fmt: skip
         self.calls[call.call_id] = CallState(call.call_id, "finished", executions=executions, result=result)
 
-    def settle(self, window: Window, call: CallState, outcome: Outcome) -> None:
+    def finish_call(self, window: Window, call: CallState, outcome: Outcome) -> None:
         """Make a call's result a message."""
         self.say(window, Message("tool", outcome.said, tool_call_id=call.call_id, name=call.tool))
         executions = self.calls[call.call_id].executions if call.call_id in self.calls else call.executions

@@ -73,14 +73,14 @@ class ToolCalls:
             outcome = self._outcomes.results.get(call.call_id) or await self._known(call)
             if outcome is None:  # a cancel may have come while a hook was shown how it ended
                 await self._outcomes.give_up(call, known)
-        self._settle()
+        self._finish_calls()
 
-    def _settle(self) -> None:
+    def _finish_calls(self) -> None:
         """Make the round's results messages. One of them may be of a call that hands off: then the session does."""
         window, draft = self._window, self._commits.draft
         self._outcomes.record_handoff()
         for call in window.calls:
-            draft.settle(window, call, self._outcomes.results[call.call_id])
+            draft.finish_call(window, call, self._outcomes.results[call.call_id])
         found = handoff_of(window, window.calls, self._outcomes.results)
         if found is not None:
             draft.handoff, records = found
@@ -120,7 +120,7 @@ class ToolCalls:
             asked = self._outcomes.asked
             waiting = [call for call in missing if call.call_id in asked or not is_handoff(specs.get(call.tool))]
             return wait_for(waiting, specs, asked)
-        self._settle()
+        self._finish_calls()
         return None
 
     async def _hand_off(self, limit: asyncio.Semaphore, known: dict[str, Outcome]) -> None:

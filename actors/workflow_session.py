@@ -247,10 +247,10 @@ class WorkflowActivation:
     def _deliver(self, path: str, outcome: Outcome, status: str, execution: Execution) -> None:
         """Record a step's result, and give it to the code."""
         text = storable(outcome.content)
-        self._settle(path, outcome.outcome, text, status)
+        self._record_result(path, outcome.outcome, text, status)
         execution.deliver(path, Result(outcome.outcome, text, status))
 
-    def _settle(self, path: str, outcome: str, text: str, status: str = "") -> None:
+    def _record_result(self, path: str, outcome: str, text: str, status: str = "") -> None:
         """Make a call's result a message."""
         call, draft = self._work.calls.pop(path), self._commits.draft
         extra = {"outcome": outcome, **({"status": status} if status else {})}
@@ -289,7 +289,7 @@ class WorkflowActivation:
         draft.spawns, draft.asks, draft.given_up = [], [], []
         for path in [*self._work.calls]:
             outcome = await self._work.given_up(path)
-            self._settle(path, outcome.outcome, outcome.content)
+            self._record_result(path, outcome.outcome, outcome.content)
         return await self._step(wait="idle", finish=await self._worktree.end(finish))
 
     async def _ask_about(self, diverged: WorkflowDiverged) -> Step:
@@ -309,7 +309,7 @@ class WorkflowActivation:
             return await self._step(wait="input")
         outcome = result_of(self._work.calls[path], item)
         self._work.conclude(path, outcome, item)
-        self._settle(path, outcome.outcome, outcome.content)
+        self._record_result(path, outcome.outcome, outcome.content)
         if outcome.outcome == "ok" and outcome.content.strip().lower() != FAIL:
             return None
         message = "its code asks for other steps than its log has, and a person had it end"

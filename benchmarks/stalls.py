@@ -71,7 +71,7 @@ async def _stalls(node: _Node) -> dict[str, float]:
     service, home = node.service, node.service.config.node_id
     numbers = itertools.count(1_000)
     calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
-        "take_up": lambda: service.take_up.run(service.generation, next(numbers), [home]),
+        "take_over": lambda: service.takeover.run(service.generation, next(numbers), [home]),
         "sweep": lambda: service.sweep.run(0),
         "demand": lambda: service.frames.supply.demand(0.0),
         "timers": service.timers.look,
@@ -169,7 +169,7 @@ async def _node(bench: Bench) -> AsyncIterator[_Node]:
     tasks: list[asyncio.Task[None]] = []
     try:
         generation = await service.journal.submit(lambda tx: acquire(tx, "bench", FAR, may_take=lambda _: True))
-        await service.take_up.run(generation, 1, ["node"])
+        await service.takeover.run(generation, 1, ["node"])
         tasks += [asyncio.create_task(node.frame(frame_id).run()) for frame_id in node.frame_ids]
         yield node
     finally:

@@ -166,9 +166,9 @@ class Admission:
         elif "" in self._lines:
             self._lines[""].pace.given = UNLIMITED
 
-    def told(self, share: RateShare, ends: float) -> None:
+    def set_share(self, share: RateShare, ends: float) -> None:
         """The supervisor says what this node may use of one of the limits."""
-        self._line(share.model).pace.told(share, ends, time.monotonic())
+        self._line(share.model).pace.set_share(share, ends, time.monotonic())
         if share.stopped > 0:
             self._fail_hopeless(self._line(share.model))
 

@@ -30,7 +30,7 @@ from understudy.waiting import is_set_within
 from .course import Course
 from .gateway import Gateway
 from .histories import Histories
-from .request_facts import told_parameters
+from .request_facts import recorded_parameters
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ class GatewayCalls:
             started = call.course.started_at or ended
             answer = call.course.measured(replace(answer, started_at=started, duration=ended - started))
         server_address, server_port = self.gateway.server(answer.profile or call.request.profile)
-        parameters = told_parameters(call.request.parameters) or None
+        parameters = recorded_parameters(call.request.parameters) or None
         call.end(replace(answer, server_address=server_address, server_port=server_port, parameters=parameters))
 
     async def _ask(self, call: _HeldCall) -> ModelAnswer:

@@ -46,7 +46,7 @@ class Limits:
         for admission in self._admissions.values():
             admission.shared_by(self._nodes)
         for share in shares.shares:
-            self.of(share.profile).told(share, shares.at + LEASE_SECONDS)
+            self.of(share.profile).set_share(share, shares.at + LEASE_SECONDS)
         for admission in self._admissions.values():
             admission.dispatch()
 

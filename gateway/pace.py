@@ -103,7 +103,7 @@ class Pace:
         valid = self._share is not None and now < self._share_ends
         return self.rates(now) if valid else self.limit.times((1 - HEADROOM) / self._nodes)
 
-    def told(self, share: RateShare, ends: float, now: float) -> None:
+    def set_share(self, share: RateShare, ends: float, now: float) -> None:
         """The supervisor says what this node may use."""
         self._fill(now)
         self._share, self._share_ends = share.share, ends

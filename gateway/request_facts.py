@@ -35,7 +35,7 @@ def server_of(base_url: str) -> tuple[str, int]:
         return "", 0
 
 
-def told_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def recorded_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a request's parameters that are told, under the names of chat completions, as far as they are of the
     type that they should be."""
     told: dict[str, Any] = {name: float(parameters[name]) for name in FRACTIONS if _is_number(parameters.get(name))}

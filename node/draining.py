@@ -63,7 +63,7 @@ class Draining:
         """Wait until this node is drained and has nothing left."""
         await self._finished.wait()
 
-    def told(self, drains: dict[str, draining.Drain]) -> None:
+    def learn(self, drains: dict[str, draining.Drain]) -> None:
         """Which nodes are drained, as the store says."""
         self._homes.learn_drains(drains)
         if self._homes.drain is None:

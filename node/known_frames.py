@@ -33,9 +33,9 @@ class KnownFrames:
     Attributes:
         expected: frames that hold something and have not called in here yet.
         condemned: frames whose process the supervisor shall kill; one that calls in has come to its end by itself.
-        buried: frames that died, and when; their ids are not used again. A `take_up` under way may have read that one
+        buried: frames that died, and when; their ids are not used again. A `take_over` under way may have read that one
             has a session, and a call of its own may arrive after its death. Once neither can be, it is forgotten.
-        all_read: a `take_up` has read which frames the store names. Until then a session at work in a frame that has
+        all_read: a `take_over` has read which frames the store names. Until then a session at work in a frame that has
             not called in here looks as if nobody held it.
     """
 
@@ -48,12 +48,12 @@ class KnownFrames:
 
     @property
     def is_being_read(self) -> bool:
-        """Whether a `take_up` is under way: what it has read may be old by now."""
+        """Whether a `take_over` is under way: what it has read may be old by now."""
         return bool(self._readers)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While a `take_up` reads which frames the store names; if it does not fail, all are known then."""
+        """While a `take_over` reads which frames the store names; if it does not fail, all are known then."""
         self._readers += 1
         try:
             yield

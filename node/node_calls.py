@@ -16,7 +16,7 @@ from understudy.protocol import Exit, Judged, News, StepCall, Work
 from understudy.rates import RateReport, RateShares
 from understudy.reads import Note
 from understudy.records import Ack, ActivationId, Batch
-from understudy.supervisor.ports import DrainReport, NodeReport, TakenUp
+from understudy.supervisor.ports import DrainReport, NodeReport, TakenOver
 from understudy.tool_hosting import ServerAnswer, ServerCall, ServerTools
 from understudy.tool_tasks import TaskNews, ToolTask
 from understudy.transport.serving import Serving
@@ -146,9 +146,9 @@ class NodeCalls(ABC):
         """See `Requests.acquire`."""
         return await (await self._requests()).acquire(holder, lease, dead_holder, request_id)
 
-    async def take_up(self, generation: int, number: int, nodes: list[str]) -> TakenUp:
-        """See `TakeUp.run`."""
-        return await (await self._node()).take_up.run(generation, number, nodes)
+    async def take_over(self, generation: int, number: int, nodes: list[str]) -> TakenOver:
+        """See `Takeover.run`."""
+        return await (await self._node()).takeover.run(generation, number, nodes)
 
     async def frame_died(self, frame_id: str, cause: str, silence: float, may_live: bool) -> None:
         """See `Deaths.frame_died`."""

@@ -1,6 +1,6 @@
 """The node service: journal, model calls and ready queue of a node, joined by `step`. A plain class.
 
-Frames call in (`step`, `commit`, …), clients by `Requests`, the supervisor by parts of the service (`TakeUp`, …).
+Frames call in (`step`, `commit`, …), clients by `Requests`, the supervisor by parts of the service (`Takeover`, …).
 The service itself calls nobody but, through ports, its gateway and the services of other nodes, so it needs no Ray and
 its tests need none either.
 """
@@ -46,7 +46,7 @@ from .sharing import Sharing
 from .shown import show_all
 from .specifications import Specifications
 from .sweep import Sweep
-from .take_up import TakeUp
+from .takeover import Takeover
 from .timers import Timers
 from .tool_link import NO_TOOL_HOST
 from .tool_servers import ToolServers
@@ -110,7 +110,7 @@ class NodeService(NodeBasis):
         self.deaths = Deaths(
             self, self.frames, self.calls, self.claims, self.interrupts, self.specifications
         )  # fmt: skip
-        self.take_up = TakeUp(
+        self.takeover = Takeover(
             self,
             self.frames,
             self.calls,
@@ -122,7 +122,7 @@ class NodeService(NodeBasis):
             self.commands,
         )
         self.sweep = Sweep(
-            self, self.frames, self.calls, self.interrupts, self.deaths, self.notices, self.take_up, self.timers,
+            self, self.frames, self.calls, self.interrupts, self.deaths, self.notices, self.takeover, self.timers,
             self.feed, self.tasks, self.commands,
         )  # fmt: skip
         self.rounds = Rounds(self, self.frames, self.calls, self.claims, self.draining)

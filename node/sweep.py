@@ -19,7 +19,7 @@ from .frames import Frames
 from .interrupts import Interrupts
 from .notices import Notices, cancelled
 from .paging import Ready, Slot
-from .take_up import TakeUp, in_chunks
+from .takeover import Takeover, in_chunks
 from .timers import Timers
 from .tool_tasks import ToolTasks
 
@@ -40,7 +40,7 @@ class Sweep:
 
     def __init__(
         self, node: NodeBasis, frames: Frames, calls: Calls, interrupts: Interrupts, deaths: Deaths, notices: Notices,
-        take_up: TakeUp, timers: Timers, feed: Feed, tasks: ToolTasks, commands: Commands,
+        takeover: Takeover, timers: Timers, feed: Feed, tasks: ToolTasks, commands: Commands,
     ) -> None:  # fmt: skip
         self._node = node
         self._frames = frames
@@ -49,7 +49,7 @@ class Sweep:
         self._interrupts = interrupts
         self._deaths = deaths
         self._notices = notices
-        self._take_up = take_up
+        self._takeover = takeover
         self._timers = timers
         self._feed = feed
         self._tasks = tasks
@@ -71,7 +71,7 @@ class Sweep:
         try:
             home, nodes = self._node.config.node_id, self._node.homes.nodes
             # A node that was given up may have accepted something since; an import has no home yet.
-            await self._take_up.adopt(home, nodes)
+            await self._takeover.adopt(home, nodes)
             held = {slot.session_id for slot in self._paging.slots.values() if slot.session_id is not None}
             cared_for = held.union(*self._frames.assignments.places, self._calls.sessions())
             resting = {slot.frame_id: slot.since for slot in self._paging.slots.values() if slot.resting}

@@ -30,7 +30,7 @@ from .db.failures import StoreRace
 from .db.session_row import SessionRow
 from .db.statements import SELECT_END_OF_LOG
 from .operations.groups import deliver_each
-from .operations.queues import settle
+from .operations.queues import give_slots
 from .outage import Outage
 from .transaction import Transaction
 
@@ -329,7 +329,7 @@ class Journal:
                         if tx.writes != before:  # it changed something before it failed: none of this may be kept
                             raise
                         submitted.results.append(error)
-            settle(tx)
+            give_slots(tx)
             tx.flush()
         # A predecessor's commit took effect after this journal's start; what its own did late is told as repeated.
         unnoticed = tx.end_found is not None and not self._doubted and tx.end_found != self.writer_seq

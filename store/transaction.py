@@ -71,7 +71,7 @@ class Transaction:
         commands: nodes with commands in the background of which something was written here.
         unwanted: by session, the response that an endpoint makes in background mode for a run that ended here.
         queues: those of which a run may begin that could not before, since it waits anew, or another one has ended; and
-            whether the queue has to be there. They are looked at when all operations are done (`queues.settle`).
+            whether the queue has to be there. They are looked at when all operations are done (`queues.give_slots`).
         stopping: sub-agents that their group stops, which are asked to end one after the other.
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.

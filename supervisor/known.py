@@ -57,7 +57,7 @@ class Known:
         self.frames: dict[str, FrameHandle] = {}
         self.released: dict[str, float] = {}
         self.well: dict[str, float] = {}
-        self.told = (0, list[str]())
+        self.announced = (0, list[str]())
         self.stopped = False
 
     def begin(self) -> None:

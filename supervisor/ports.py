@@ -51,7 +51,7 @@ class NodeReport(msgspec.Struct):
     stays: bool = False
 
 
-class TakenUp(msgspec.Struct):
+class TakenOver(msgspec.Struct):
     """What a node service found when it began to act for a supervisor: sessions at work at home there, how many of them
     it resumed, and how many had no home before."""
 

@@ -42,12 +42,12 @@ class RateSharing:
     def greeting(self) -> RateShares:
         """What a node is told before it begins to act: how many nodes there are, and no share of anything."""
         self._update()
-        return RateShares(self._known.told[0], self._ledger.number(), 0.0, len(self._known.nodes))
+        return RateShares(self._known.announced[0], self._ledger.number(), 0.0, len(self._known.nodes))
 
     def _update(self) -> None:
         if self._term != self._known.term:
             self._term = self._known.term
-            self._ledger = RateLedger(self._known.told[0])
+            self._ledger = RateLedger(self._known.announced[0])
         self._ledger.between(self._known.nodes.keys(), time.monotonic())
 
     def _look(self) -> None:
@@ -59,7 +59,7 @@ class RateSharing:
         name = node.handle.node_id
         while self._known.serves(node, term):
             self._update()
-            shares = self._ledger.due(name, time.monotonic(), self._known.told[0])
+            shares = self._ledger.due(name, time.monotonic(), self._known.announced[0])
             if shares is None:
                 return
             try:

@@ -31,12 +31,12 @@ class Staffing:
 
     Args:
         standby: frames of each wanted placement that stand by.
-        take_up: tells a node service what it needs that does not act for this supervisor yet.
+        take_over: tells a node service what it needs that does not act for this supervisor yet.
     """
 
     def __init__(
         self, machinery: Machinery, known: Known, tasks: Tasks, watching: Watching, rates: RateSharing, standby: int,
-        take_up: Callable[[Node], Awaitable[None]],
+        take_over: Callable[[Node], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._machinery = machinery
         self._known = known
@@ -44,7 +44,7 @@ class Staffing:
         self._watching = watching
         self._rates = rates
         self._standby = standby
-        self._take_up = take_up
+        self._take_over = take_over
         self._wanted: dict[str, int] = {"": standby}
         self._used: dict[str, float] = {}
 
@@ -65,11 +65,11 @@ class Staffing:
                 patience = DEMAND_SECONDS
                 if not self._known.serves(node, term):
                     return
-                # Restarted unnoticed (a `take_up` is repeated too, so the next process can have heard it without all
+                # Restarted unnoticed (a `take_over` is repeated too, so the next process can have heard it without all
                 # that comes before it), or it did not hear who joined.
-                known = (node.handle.pid, *self._known.told)
+                known = (node.handle.pid, *self._known.announced)
                 if (report.pid, report.generation, report.nodes) != known:
-                    await self._take_up(node)
+                    await self._take_over(node)
                 self._watching.heed(node, report)
                 self._rates.heed(node, report.rates)
                 if report.memory is not None:

@@ -89,10 +89,10 @@ class Supervisor:
         self._ready = asyncio.Event()
         self._known = Known()
         self._tasks = Tasks(log)
-        self._watching = Watching(machinery, self._known, self._tasks, self._take_up)
+        self._watching = Watching(machinery, self._known, self._tasks, self._take_over_node)
         self._rates = RateSharing(self._known, self._tasks)
         self._staffing = Staffing(
-            machinery, self._known, self._tasks, self._watching, self._rates, standby, self._take_up
+            machinery, self._known, self._tasks, self._watching, self._rates, standby, self._take_over_node
         )
         self.drains = Drains(self._ask, self._tell_all, lambda: list(self._known.nodes))
         self._scaler = Scaler(machinery, self._known, self._tasks, self.drains, scaling, self._lose)
@@ -241,11 +241,11 @@ class Supervisor:
         await self._join(own)
         joined = [answered_within(self._join(node_id), LOST_SECONDS) for node_id in others]
         await asyncio.gather(*joined, return_exceptions=True)  # the census tries again those that are late
-        self._known.told = self.generation, list(self._known.nodes)
-        await self._take_up(self._known.nodes[own])
+        self._known.announced = self.generation, list(self._known.nodes)
+        await self._take_over_node(self._known.nodes[own])
         for node_id, node in self._known.nodes.items():
             if node_id != own:
-                self._tasks.spawn(self._take_up(node))
+                self._tasks.spawn(self._take_over_node(node))
             self._attend(node)
         self._tasks.spawn(self._watching.probing(self._known.term))
         self.state, self.problem = "supervising", None
@@ -268,7 +268,7 @@ class Supervisor:
         self._tasks.spawn(self._watching.watch_node(node, self._known.term))
         self._tasks.spawn(self._staffing.serve_demand(node, self._known.term))
 
-    async def _take_up(self, node: Node) -> None:
+    async def _take_over_node(self, node: Node) -> None:
         """Tell a node service whom it acts for, beside whom, and which credentials there are."""
         await node.handle.meet()
         learned = [profile for profile in await node.handle.call("profiles") if profile.name not in self.profiles]
@@ -278,11 +278,11 @@ class Supervisor:
             if other is not node:
                 self._tasks.spawn(self._inform(other, learned))
         await node.handle.call("share_rates", self._rates.greeting())
-        generation, nodes = self._known.told
+        generation, nodes = self._known.announced
         if self._tasks.under_way(FENCE) or node.handle.node_id not in nodes:  # it is told with the next generation
             return
         self._numbers += 1
-        found = await node.handle.call("take_up", generation, self._numbers, nodes)
+        found = await node.handle.call("take_over", generation, self._numbers, nodes)
         node.heard = time.monotonic()
         log.info("node %s: %s", node.handle.node_id[:8], found)
 
@@ -296,7 +296,7 @@ class Supervisor:
 
     async def _tell_all(self) -> None:
         """Have all node services look at what the store says of nodes; one without an answer does so with its sweep."""
-        told = [asyncio.wait_for(self._take_up(node), ANSWER_SECONDS) for node in self._known.nodes.values()]
+        told = [asyncio.wait_for(self._take_over_node(node), ANSWER_SECONDS) for node in self._known.nodes.values()]
         await asyncio.gather(*told, return_exceptions=True)
 
     async def _tending(self) -> None:
@@ -380,10 +380,10 @@ class Supervisor:
         if term != self._known.term:
             return
         self.generation = generation
-        self._known.told = generation, list(self._known.nodes)
+        self._known.announced = generation, list(self._known.nodes)
         self._tasks.over(FENCE)
         for other in self._known.nodes.values():
-            self._tasks.spawn(self._take_up(other))
+            self._tasks.spawn(self._take_over_node(other))
 
     async def _welcome(self, node_id: str) -> None:
         """A node has come, or come back.

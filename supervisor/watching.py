@@ -30,16 +30,16 @@ class Watching:
     Guarantees: sessions are resumed only after their process is known to be gone; no wait for one process ages another.
 
     Args:
-        take_up: tells a node service that was restarted what it needs.
+        take_over: tells a node service that was restarted what it needs.
     """
 
     def __init__(
-        self, machinery: Machinery, known: Known, tasks: Tasks, take_up: Callable[[Node], Awaitable[None]]
+        self, machinery: Machinery, known: Known, tasks: Tasks, take_over: Callable[[Node], Awaitable[None]]
     ) -> None:
         self._machinery = machinery
         self._known = known
         self._tasks = tasks
-        self._take_up = take_up
+        self._take_over = take_over
 
     async def watch_frame(self, frame: FrameHandle, term: int, patience: float | None = None) -> None:
         """Await a frame's end, for `patience` seconds if that is given; then have its session resumed."""
@@ -129,7 +129,7 @@ class Watching:
             if not self._known.serves(node, term) or self._known.stopped:
                 return
             try:
-                await self._take_up(node)
+                await self._take_over(node)
             except Exception as error:
                 log.warning("node service %s is not back yet: %s", node.handle.node_id[:8], error)
                 await asyncio.sleep(0.5)

@@ -51,7 +51,7 @@ def _in_memory(service: NodeService) -> list[str]:
     frames, known, journal = service.frames, service.frames.known, service.journal
     slots = [(s.frame_id, s.session_id, s.epoch, s.wait, s.resting) for s in frames.paging.slots.values()]
     facts: dict[str, Any] = {
-        "generation": service.generation, "take-up": known.all_read, "ready": list(frames.paging.ready),
+        "generation": service.generation, "takeover": known.all_read, "ready": list(frames.paging.ready),
         "placing": frames.assignments.under_way, "own": service.claims, "expected": known.expected,
         "condemned": known.condemned,
         "calls": [call.key for call in service.calls.in_flight()], "timers": len(service.timers._order),

@@ -113,7 +113,7 @@ class Watch(threading.Thread):
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         handle = supervisor_handle(self._settings)
-        call = ray_edge.settle(ray_edge.submitted(lambda: getattr(handle, method).remote(*arguments)))
+        call = ray_edge.result_of(ray_edge.submitted(lambda: getattr(handle, method).remote(*arguments)))
         return await asyncio.wait_for(call, 5.0)
 
     def both_know_the_key(self) -> bool:
@@ -129,7 +129,7 @@ class Watch(threading.Thread):
             node = ray_edge.find_actor(node_name(self._settings.instance, self.node_id))
             if node is None:
                 return []
-            return await asyncio.wait_for(ray_edge.settle(ray_edge.submitted(node.profiles.remote)), 2.0)
+            return await asyncio.wait_for(ray_edge.result_of(ray_edge.submitted(node.profiles.remote)), 2.0)
 
         try:
             return self._stage.profile in [profile.name for profile in background.wait(ask())]

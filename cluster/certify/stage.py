@@ -87,7 +87,7 @@ class Record:
         killed: a process was killed.
         points: all that were passed, in order.
         begun: how often each tool call's function was about to start; `executed`: how often it did.
-        settled: calls that had their effect before anybody was killed.
+        confirmed: calls that had their effect before anybody was killed.
         in_doubt: calls that had started when their process died, and what was done about each.
         error: why the run ended as it did.
     """
@@ -98,7 +98,7 @@ class Record:
     points: list[Point] = field(default_factory=list)
     begun: dict[Call, int] = field(default_factory=dict)
     executed: dict[Call, int] = field(default_factory=dict)
-    settled: set[Call] = field(default_factory=set)
+    confirmed: set[Call] = field(default_factory=set)
     in_doubt: dict[Call, str] = field(default_factory=dict)
     status: str = ""
     error: str = ""
@@ -144,7 +144,7 @@ class Stage:
         try:
             await self._service.start()
             generation = await self._requests.acquire(NODE, LEASE, NODE, new_identifier())
-            await self._service.take_up.run(generation, 1, [NODE])
+            await self._service.takeover.run(generation, 1, [NODE])
         except BaseException:
             await self._close()
             raise
@@ -262,7 +262,7 @@ class Stage:
                 self._go(self._answer(frame, message))
             await self._processes.release(frame)
             self._frame = None
-            await self._settle(set(self._uncommitted))
+            await self._confirm(set(self._uncommitted))
             await self._service.deaths.frame_died(frame.frame_id, "process_died")
             self._lost.set()
 
@@ -297,7 +297,7 @@ class Stage:
         result = await function(*given)
         finished = {(name, self._key(call.call_id)) for call in batch.calls if call.state != "started"}
         self._finished |= finished
-        await self._settle(finished)
+        await self._confirm(finished)
         await self._pass(Point(REPLY_LOST, name, number, what=what))
         return signature.sent(result)
 
@@ -310,7 +310,7 @@ class Stage:
                 raise _Killed
             record.begun[call] = record.begun.get(call, 0) + 1
         elif not record.killed:
-            record.settled.add(call)
+            record.confirmed.add(call)
         await self._pass(Point(moment, name, 0, call[1], tool))
         if moment == TOOL_BEGINS:
             record.executed[call] = record.executed.get(call, 0) + 1
@@ -325,7 +325,7 @@ class Stage:
         async with self._committed:
             await self._committed.wait_for(lambda: not any(name == session for name, _ in self._uncommitted))
 
-    async def _settle(self, calls: set[Call]) -> None:
+    async def _confirm(self, calls: set[Call]) -> None:
         """These calls' results are committed, or gone with their process."""
         async with self._committed:
             self._uncommitted -= calls

@@ -211,7 +211,7 @@ class _Judge:
     def _unsteady(self, run: Record) -> Iterator[str]:
         """Tools that answered something else although nobody had died yet."""
         for call, entry in results(run).items():
-            steady = call in run.settled and run.begun.get(call) == 1 and call not in run.in_doubt
+            steady = call in run.confirmed and run.begun.get(call) == 1 and call not in run.in_doubt
             if steady and call in self.results and entry.text != self.results[call].text:
                 yield entry.tool
 

@@ -93,10 +93,10 @@ def _serve(handle: Any) -> None:
 
     from ..client import background
     from ..ray import console_actor as serving
-    from ..ray.ray_edge import settle
+    from ..ray.ray_edge import result_of
 
     try:
-        background.wait(settle(handle.watch.remote()))
+        background.wait(result_of(handle.watch.remote()))
     except KeyboardInterrupt:
         background.wait(serving.end(handle))
         raise

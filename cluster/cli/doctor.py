@@ -41,7 +41,7 @@ from understudy.waiting import answered_within
 from ..client import background
 from ..client.checking import git_here, sandbox_here
 from ..ray.own_ray import connect_ray, running_address
-from ..ray.ray_edge import RAY_VERSION, settle
+from ..ray.ray_edge import RAY_VERSION, result_of
 from ..ray.services import supervisor_handle
 from ..ray.versions import ANSWER_SECONDS, VERSION, mismatch, version_of
 
@@ -194,9 +194,9 @@ def _services(settings: Settings) -> list[Check]:
         version = background.wait(answered_within(version_of(handle), ANSWER_SECONDS))
         if version != VERSION:
             raise mismatch(version)
-        done = background.wait(settle(handle.ready.remote(5.0)))
+        done = background.wait(result_of(handle.ready.remote(5.0)))
         directory: ServiceDirectory = unpacked(done, ServiceDirectory, "the directory of the services")
-        running = background.wait(settle(handle.settings.remote()))
+        running = background.wait(result_of(handle.settings.remote()))
     except TimeoutError:
         return [Check("services", False, "the supervisor gives no answer", "Has Ray room for it (`ray status`)?")]
     except UnderstudyError as error:

@@ -16,19 +16,19 @@ from . import background
 Owner = TypeVar("Owner")
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-Told = TypeVar("Told", covariant=True)
+Returned = TypeVar("Returned", covariant=True)
 
 
-class Method(Protocol[Given, Told]):
+class Method(Protocol[Given, Returned]):
     """`method(…)` blocks its thread until there is a result; `await method.aio(…)` does not.
 
     Both do the same, with the same arguments, results and errors. What is awaited can be cancelled; the request may
     have had its effect then.
     """
 
-    def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Told: ...
+    def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Returned: ...
 
-    async def aio(self, *args: Given.args, **kwargs: Given.kwargs) -> Told:
+    async def aio(self, *args: Given.args, **kwargs: Given.kwargs) -> Returned:
         """The same for asynchronous programs: their event loop keeps running meanwhile."""
 
 

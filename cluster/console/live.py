@@ -128,7 +128,7 @@ class TreeLog:
         self.first = 0
         self.truncated = False
         self.state: Wire | None = None
-        self.told = ""
+        self.state_message = ""
         self.version = 0
         self.viewers = 0
         self.unseen_since = time.monotonic()
@@ -167,7 +167,7 @@ class TreeLog:
             "truncated": self.truncated,
             "followed": len(self._places),
         }
-        self.told = message("state", self.state)
+        self.state_message = message("state", self.state)
         async with self._news:
             self.version += 1
             self._news.notify_all()
@@ -229,7 +229,7 @@ class TreeLog:
                 yield message("reset", {"truncated": self.truncated}, f"{self.life}.{place}")
             if version < self.version:
                 version = self.version
-                yield self.told
+                yield self.state_message
             some = self.events[place - self.first : place - self.first + AT_ONCE]
             if some:
                 place += len(some)
@@ -272,7 +272,7 @@ def changes(before: Wire, after: Wire) -> Wire:
     return told if order == list(known) else {**told, "order": order}
 
 
-class FleetTold:
+class FleetSent:
     """Snapshots as they are sent, encoded once for all who look: who has the one before gets what has changed."""
 
     def __init__(self) -> None:
@@ -306,7 +306,7 @@ class Hub:
         self._fleet: Fleet | None = None
         self._fleet_viewers = 0
         self._fleet_unseen_since = 0.0
-        self._told = FleetTold()
+        self._told = FleetSent()
         self._trees: dict[str, TreeLog] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._viewers = 0
@@ -317,7 +317,7 @@ class Hub:
             self._fleet_viewers += 1
             try:
                 if self._fleet is None:
-                    self._fleet, self._told = Fleet(self.source), FleetTold()
+                    self._fleet, self._told = Fleet(self.source), FleetSent()
                     self._tasks[FLEET] = asyncio.create_task(self._fleet.run())
                 fleet, version = self._fleet, 0
                 while True:

@@ -36,7 +36,7 @@ from .directory import NodeDirectory
 from .names import gateway_name, node_name, of_instance, tool_host_name
 from .own_ray import NOT_RUNNING, state_directory
 from .package_store import fetch
-from .ray_edge import actor_names, find_actor, is_same, pid_of, settle, submitted
+from .ray_edge import actor_names, find_actor, is_same, pid_of, result_of, submitted
 from .services import supervisor_handle
 from .versions import OLDER, VERSION, mismatch, other_versions
 
@@ -182,7 +182,7 @@ class Connection(ClientConnection):
     async def let_go(self) -> None:
         """See `ClientConnection.let_go`."""
         with suppress(TimeoutError, AttributeError, UnderstudyError):
-            await answered_within(settle(submitted(lambda: self._supervisor.let_go.remote(KEEPER))), LET_GO_SECONDS)
+            await answered_within(result_of(submitted(lambda: self._supervisor.let_go.remote(KEEPER))), LET_GO_SECONDS)
 
     async def keepers(self) -> list[str]:
         """Who says that it keeps the services (`renew`)."""
@@ -235,7 +235,7 @@ class Connection(ClientConnection):
 
     async def _supervise(self, method: str, *arguments: Any) -> Any:
         def attempt(_call_id: str) -> Any:
-            return settle(submitted(lambda: getattr(self._supervisor, method).remote(*arguments)))
+            return result_of(submitted(lambda: getattr(self._supervisor, method).remote(*arguments)))
 
         try:
             return await Repeating(Patience(attempt=None, gone=RETRY_SECONDS)).call(attempt, choose=self._look_again)
@@ -395,7 +395,7 @@ class Connection(ClientConnection):
         await self.close()
         try:
             if self._supervisor is not None:
-                await asyncio.wait_for(settle(submitted(self._supervisor.stop.remote)), STOP_SECONDS)
+                await asyncio.wait_for(result_of(submitted(self._supervisor.stop.remote)), STOP_SECONDS)
         except (TimeoutError, UnderstudyError) as error:
             log.info("the services did not stop by themselves: %s", error)
         for handle in await asyncio.to_thread(self._left):

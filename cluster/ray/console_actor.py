@@ -20,7 +20,7 @@ from ..client.cluster_source import ClusterSource
 from ..console.access import Binding
 from ..console.application import application
 from .connection import Connection
-from .ray_edge import RAY_NAMESPACE, find_actor, settle, submitted
+from .ray_edge import RAY_NAMESPACE, find_actor, result_of, submitted
 from .versions import Versioned
 
 OPEN_SECONDS = 30.0
@@ -126,7 +126,7 @@ async def start(settings: Settings, binding: Binding, *, detached: bool) -> tupl
 
     handle = submitted(create)
     try:
-        return handle, await asyncio.wait_for(settle(handle.serve.remote()), START_SECONDS)
+        return handle, await asyncio.wait_for(result_of(handle.serve.remote()), START_SECONDS)
     except TimeoutError:
         ray.kill(handle)
         raise ClusterError(f"the console did not start within {START_SECONDS:.0f} s: has Ray room for it?") from None
@@ -138,7 +138,7 @@ async def start(settings: Settings, binding: Binding, *, detached: bool) -> tupl
 async def end(handle: Any) -> None:
     """End a console."""
     try:
-        await asyncio.wait_for(settle(handle.stop.remote()), STOP_SECONDS + 2)
+        await asyncio.wait_for(result_of(handle.stop.remote()), STOP_SECONDS + 2)
     except (TimeoutError, ServiceGone):
         pass
     ray.kill(handle)

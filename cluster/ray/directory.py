@@ -71,7 +71,7 @@ class NodeDirectory:
             pass
         self._learned = time.monotonic()
 
-    def settle(self, session_id: str, node_id: str) -> None:
+    def remember(self, session_id: str, node_id: str) -> None:
         """Remember a session's home."""
         if len(self._homes) >= KNOWN_HOMES:
             self._homes.clear()
@@ -83,7 +83,7 @@ class NodeDirectory:
             await self.learn()  # nodes may have joined
         self._turn += 1
         found = await asked(self, Spawned, None, "spawn", session, blobs, turn=self._turn)
-        self.settle(session.session_id, found.node_id)
+        self.remember(session.session_id, found.node_id)
         return found
 
     async def homes(self, session_ids: list[str]) -> dict[str, tuple[str, int]]:
@@ -97,7 +97,7 @@ class NodeDirectory:
             node_id, seq = found.get(session_id, (anyone, 0))
             # A passive session can still have a home that is gone: whoever gets its next input is its next home.
             homes[session_id] = (node_id if node_id in self._handles else next(iter(self._handles)), seq)
-            self.settle(session_id, homes[session_id][0])
+            self.remember(session_id, homes[session_id][0])
         return homes
 
     async def home(self, session_id: str) -> str:

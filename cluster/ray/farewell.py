@@ -12,7 +12,7 @@ from understudy.errors import ServiceGone, UnderstudyError
 from understudy.identifiers import new_identifier
 from understudy.node.hosting import NodeHost
 
-from .ray_edge import on_sigterm, settle, submitted
+from .ray_edge import on_sigterm, result_of, submitted
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Farewell:
                 raise ServiceGone("there is no supervisor")
             wanted = ([self._node_id], GRACE_SECONDS, "SIGTERM", False, new_identifier())
             asked = submitted(lambda: handle.drain.remote(*wanted))
-            await asyncio.wait_for(settle(asked), ASK_SECONDS)
+            await asyncio.wait_for(result_of(asked), ASK_SECONDS)
             draining = (await self._host.node()).draining
             async with asyncio.timeout(GRACE_SECONDS + ASK_SECONDS):
                 await draining.until_finished()

@@ -24,7 +24,7 @@ from understudy.telemetry import header_values
 from understudy.waiting import answered_within
 
 from .names import keepers_among
-from .ray_edge import actor_names, find_actor, settle, submitted
+from .ray_edge import actor_names, find_actor, result_of, submitted
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class SecretKeeper:
             handle = await asyncio.to_thread(find_actor, name)
             if handle is None:
                 return None
-            found: Any = await answered_within(settle(submitted(handle.secrets.remote)), ANSWER_SECONDS)
+            found: Any = await answered_within(result_of(submitted(handle.secrets.remote)), ANSWER_SECONDS)
         except Exception as error:  # it has just died as well, or Ray's head is away
             log.info("%s does not tell the secrets: %s", name.partition("/")[0], error or "no answer")
             return None

@@ -16,7 +16,7 @@ from ..client import background
 from .connection import DRAIN_LOOK_SECONDS, DRAIN_SPARE_SECONDS
 from .names import node_name, served_on, supervisor_name
 from .own_ray import connect_ray
-from .ray_edge import actor_names, find_actor, settle, submitted
+from .ray_edge import actor_names, find_actor, result_of, submitted
 
 REASON = "asked for there"
 
@@ -52,11 +52,11 @@ async def _drain(instance: str, node_id: str, seconds: float, *, wait: bool) -> 
     late = time.monotonic() + seconds + DRAIN_SPARE_SECONDS
     if supervisor is None or node is None:
         raise ServiceGone(f"the services of {instance} are being ended")
-    await settle(submitted(lambda: supervisor.drain.remote([node_id], seconds, REASON, False, new_identifier())))
+    await result_of(submitted(lambda: supervisor.drain.remote([node_id], seconds, REASON, False, new_identifier())))
     found: DrainInfo | None = None
     while True:
         try:
-            done = await settle(submitted(lambda: node.request.remote("read", "drains", [], {})))
+            done = await result_of(submitted(lambda: node.request.remote("read", "drains", [], {})))
             drains = unpacked(done, list[DrainInfo], "what was read of drains")
             found = next((drain for drain in drains if drain.node_id == node_id), None)
             if found is None or found.finished_at or not wait:

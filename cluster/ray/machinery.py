@@ -36,7 +36,7 @@ from .ray_edge import (
     cluster_identity,
     find_actor,
     kill_process,
-    settle,
+    result_of,
     submitted,
     through_ray,
     where,
@@ -76,11 +76,11 @@ class RayNode:
 
     async def watch(self) -> None:
         """Fails when the process is gone."""
-        await settle(self.handle.watch.remote())
+        await result_of(self.handle.watch.remote())
 
     async def probe(self) -> dict[str, float]:
         """Its health."""
-        found: dict[str, float] = await settle(self.handle.probe.remote())
+        found: dict[str, float] = await result_of(self.handle.probe.remote())
         return found
 
 
@@ -107,17 +107,17 @@ class RayFrame:
 
     async def begin(self) -> None:
         """Let it take work, and learn where it is."""
-        self.pid = await settle(submitted(self.handle.start.remote))
+        self.pid = await result_of(submitted(self.handle.start.remote))
         if is_scarce(self.placement):
-            self.host = await settle(submitted(self.handle.host.remote))
+            self.host = await result_of(submitted(self.handle.host.remote))
 
     async def watch(self) -> str:
         """Why it left; fails when its process is gone."""
-        return str(await settle(self.handle.watch.remote()))
+        return str(await result_of(self.handle.watch.remote()))
 
     async def probe(self) -> dict[str, float]:
         """Its health."""
-        found: dict[str, float] = await settle(self.handle.probe.remote())
+        found: dict[str, float] = await result_of(self.handle.probe.remote())
         return found
 
 
@@ -321,7 +321,7 @@ class RayMachinery:
         of its frames for deaths, and gives their sessions to those that are left."""
         for node in self._nodes.values():
             try:
-                await asyncio.wait_for(settle(node.handle.stop.remote()), 15.0)
+                await asyncio.wait_for(result_of(node.handle.stop.remote()), 15.0)
             except (TimeoutError, ServiceGone):
                 log.warning("node service %s did not stop cleanly", node.node_id[:8])
             ray.kill(node.handle)

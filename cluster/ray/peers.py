@@ -11,7 +11,7 @@ from understudy.errors import ServiceGone, UnderstudyError
 from understudy.protocol import News, packed
 
 from .names import node_name
-from .ray_edge import find_actor, settle, submitted
+from .ray_edge import find_actor, result_of, submitted
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Peers:
             if handle is None:
                 raise ServiceGone("it has no service")
             sent = packed(news)
-            call = settle(submitted(lambda: handle.repeated.remote("", "notice", sent)))
+            call = result_of(submitted(lambda: handle.repeated.remote("", "notice", sent)))
             await asyncio.wait_for(call, TELL_SECONDS)
         except (TimeoutError, UnderstudyError) as error:
             self._handles.pop(node_id, None)

@@ -35,7 +35,7 @@ RAY_VERSION: str = ray.__version__
 RAY_NAMESPACE = "understudy"
 
 
-async def settle(reference: Awaitable[Any]) -> Any:
+async def result_of(reference: Awaitable[Any]) -> Any:
     """Await an actor call and map Ray's errors to ours.
 
     Raises:
@@ -80,10 +80,10 @@ def submitted(call: Callable[[], Any]) -> Any:
 
 
 def through_ray(service: Any) -> Attempt:
-    """How a node service is called through Ray. Raises what `settle` and `submitted` raise."""
+    """How a node service is called through Ray. Raises what `result_of` and `submitted` raise."""
 
     async def attempt(call_id: str, method: str, *arguments: Any) -> Any:
-        return await settle(submitted(lambda: service.repeated.remote(call_id, method, *arguments)))
+        return await result_of(submitted(lambda: service.repeated.remote(call_id, method, *arguments)))
 
     return attempt
 
@@ -127,7 +127,7 @@ def actor_names() -> list[str]:
 
 async def ticket(service: Any, role: str, name: str) -> Ticket:
     """A ticket for a node service's socket (`NodeSocket.admit`)."""
-    return Ticket(*await settle(submitted(lambda: service.admit.remote(role, name))))
+    return Ticket(*await result_of(submitted(lambda: service.admit.remote(role, name))))
 
 
 def _cause(error: RayTaskError) -> Exception:

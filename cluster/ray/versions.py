@@ -17,7 +17,7 @@ from understudy.errors import ClusterUnreachable, UnderstudyError, VersionMismat
 from understudy.waiting import answered_within
 
 from .placing import CPU_SLIVER
-from .ray_edge import find_actor, settle, submitted
+from .ray_edge import find_actor, result_of, submitted
 
 VERSION = version("understudy")
 """Of this process: a package that is installed over it later is another one."""
@@ -35,10 +35,10 @@ class Versioned:
 
 
 async def version_of(actor: Any) -> str:
-    """The version that an actor runs. Raises what `settle` and `submitted` raise."""
+    """The version that an actor runs. Raises what `result_of` and `submitted` raise."""
     if not hasattr(actor, "version"):
         return OLDER
-    return str(await settle(submitted(actor.version.remote)))
+    return str(await result_of(submitted(actor.version.remote)))
 
 
 def mismatch(found: str) -> VersionMismatch:
@@ -77,7 +77,7 @@ async def check_installed(seconds: float) -> None:
 
     asked = ray.remote(installed).options(num_cpus=CPU_SLIVER, max_retries=0)
     try:
-        found = await asyncio.wait_for(settle(submitted(asked.remote)), seconds)
+        found = await asyncio.wait_for(result_of(submitted(asked.remote)), seconds)
     except TimeoutError:
         raise ClusterUnreachable(f"Ray started no task within {seconds:.0f} s (see `ray status`)") from None
     if found != VERSION:

@@ -31,13 +31,13 @@ def definition_problems(
     problems = Problems()
     order = places_of(data, problems)
     if order is None:
-        return problems.told(())
+        return problems.listed(())
     named = with_names(data)
     look(named, problems)
     Meaning(problems, agents=agents, tools=tools).look(named)
     if limits is not None:
         look_at_limits(named, limits, problems)
-    return problems.told(order)
+    return problems.listed(order)
 
 
 def read_definition(

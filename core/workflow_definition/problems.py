@@ -49,7 +49,7 @@ class Problems:
         """Nothing more is told."""
         return len(self._found) >= MOST_PROBLEMS
 
-    def told(self, order: Iterable[Place]) -> list[dict[str, str]]:
+    def listed(self, order: Iterable[Place]) -> list[dict[str, str]]:
         """They, as `{"field", "problem"}`, in this order of the places that there are; what something lacks comes
         first of what is wrong within it."""
         where = {place: number for number, place in enumerate(order)}

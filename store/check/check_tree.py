@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from sqlalchemy import and_, case, exists, func, literal, not_, or_, select
 
 from ..db.statements import EVENT, NAMESPACE, RUN, SESSION, SESSION_IDS, TOOL_CALL, same_session
-from ..operations.beginnings import TASK, TASK_AT_WORK, TASK_UNTOLD
+from ..operations.beginnings import TASK, TASK_AT_WORK, TASK_UNREPORTED
 from .check_scope import Books, Found, Scope, Wrong, selected
 
 
@@ -57,7 +57,7 @@ def children_open(scope: Scope) -> Iterator[Wrong]:
             child.c.namespace == SESSION.c.namespace,
             child.c.parent_id == SESSION.c.session_id,
             child.c.parent_run_id == SESSION.c.run_id,
-            child.c.task_open.in_((TASK_AT_WORK, TASK_UNTOLD)),
+            child.c.task_open.in_((TASK_AT_WORK, TASK_UNREPORTED)),
             child.c.abandoned == 0,
             child.c.background == 0,
         )
@@ -96,7 +96,7 @@ def linked(scope: Scope) -> Iterator[Wrong]:
         .join(parent, and_(parent.c.namespace == SESSION.c.namespace, parent.c.session_id == SESSION.c.parent_id))
         .where(
             scope.of(SESSION), SESSION.c.lifecycle == "linked", SESSION.c.closed == 0, parent.c.closed == 1,
-            SESSION.c.task_open.not_in((TASK_AT_WORK, TASK_UNTOLD)),
+            SESSION.c.task_open.not_in((TASK_AT_WORK, TASK_UNREPORTED)),
         )
     )  # fmt: skip
     yield statement, lambda row: f"its parent {row['parent_id']} is closed, and it takes input"
@@ -141,7 +141,7 @@ def child_events(scope: Scope) -> Iterator[Wrong]:
         RUN.c.namespace == columns.namespace, RUN.c.session_id == columns.parent_id,
         RUN.c.run_id == literal("news.") + columns.session_id,
     )  # fmt: skip
-    untold = or_(columns.task_open == TASK_UNTOLD, columns.replaced_by.is_not(None), columns.abandoned == 1)
+    untold = or_(columns.task_open == TASK_UNREPORTED, columns.replaced_by.is_not(None), columns.abandoned == 1)
     faults = case(
         (or_(spawned > 1, and_(whole, spawned == 0)), "was not spawned once"),
         (finished > 1, "was reported more than once"),

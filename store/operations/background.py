@@ -15,7 +15,7 @@ from understudy.records import Finish, InboxItem
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
-from .beginnings import TASK, TASK_AT_WORK, accept, told
+from .beginnings import TASK, TASK_AT_WORK, accept, reported
 from .partial import of_worktree, tools_used
 
 SELECT_SOURCE = select(RUN.c.source).where(
@@ -59,7 +59,7 @@ def task_ended(
     tx: Transaction, parent: SessionRow, child: SessionRow, status: str, finish: Finish, error: dict[str, Any] | None
 ) -> None:
     """A sub-agent's first task has ended: the parent is told, if anybody is left to be."""
-    told(tx, child)
+    reported(tx, child)
     if child.abandoned:
         return
     if _tell(tx, parent, child, TASK, status, finish, error):

@@ -25,7 +25,7 @@ from . import charging, copies, queues, upgrades
 TASK = "task"
 """Run id of a child's one task, given by its parent."""
 
-TASK_AT_WORK, TASK_UNTOLD, TASK_LINKED = 1, 2, 3
+TASK_AT_WORK, TASK_UNREPORTED, TASK_LINKED = 1, 2, 3
 """`task_open` of a child: its task has not ended; has, and its parent was not told; was, and it is still linked."""
 
 PAUSE_TIMER = "pause"
@@ -295,7 +295,7 @@ def start_again(tx: Transaction, parent: SessionRow, ended: SessionRow, delay: i
         return False
     spec = tx.specification(ended.session_id)
     task = tx.read_one(SELECT_CONTENT, ended.session_id, session=ended.session_id, run=TASK)
-    told(tx, ended)
+    reported(tx, ended)
     ended.replaced_by = child_id
     event = events.ChildRestarted(
         call_id=ended.call_id, child_id=child_id, lost_id=ended.session_id, restart=number, delay=delay,
@@ -313,7 +313,7 @@ def start_again(tx: Transaction, parent: SessionRow, ended: SessionRow, delay: i
     return True
 
 
-def told(tx: Transaction, child: SessionRow) -> None:
+def reported(tx: Transaction, child: SessionRow) -> None:
     """The parent knows of the end of the child's task, or does not want to."""
     tx.changed(child)
     child.task_open = TASK_LINKED if child.lifecycle == "linked" and not child.closed else 0

@@ -18,9 +18,20 @@ from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
 from . import background, commands, follow_ups, groups, loops, questions, queues, steering, wakeups
-from .beginnings import LEASE, TASK, TASK_AT_WORK, TASK_LINKED, TASK_UNTOLD, outlasting, pause, start_again, timer, told
-from .charging import deadline, settle
-from .partial import CANCELLED, last_text, of_worktree, settle_calls, tools_used
+from .beginnings import (
+    LEASE,
+    TASK,
+    TASK_AT_WORK,
+    TASK_LINKED,
+    TASK_UNREPORTED,
+    outlasting,
+    pause,
+    reported,
+    start_again,
+    timer,
+)
+from .charging import charge, deadline
+from .partial import CANCELLED, finish_calls, last_text, of_worktree, tools_used
 from .upgrades import migrate
 from .waiting import CALL_TIMER, hand_in
 
@@ -61,7 +72,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
         _drop_news(tx, row)
         return
     status, error = _ending(row, finish)
-    settle(tx, row)
+    charge(tx, row)
     tx.update_run(
         row.session_id, run_id, status=status, text=storable(finish.text), output=finish.output, error=error,
         rounds=row.round, usage=row.run_usage, started_at=row.run_started_at, finished_at=tx.now,
@@ -86,7 +97,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     had_children = groups.at_work(tx, row) if row.children_open > 0 else []
     for child in map(tx.session, groups.drop_plan(tx, row)):  # nobody starts them again, or hears of their end
         child.abandoned = 1
-        told(tx, child)
+        reported(tx, child)
     row.status = "quarantined" if status == "quarantined" else "completed" if row.closed else "idle"
     if row.task_open == TASK_AT_WORK and run_id == TASK:
         _end_task(tx, row, status)
@@ -134,7 +145,7 @@ def _ending(row: SessionRow, finish: Finish) -> tuple[str, dict[str, Any] | None
 def _end_task(tx: Transaction, child: SessionRow, status: str) -> None:
     """A child's task is over; what becomes of the session says its lifecycle."""
     tx.changed(child)
-    child.task_open = TASK_UNTOLD
+    child.task_open = TASK_UNREPORTED
     alone = child.lifecycle == "linked" and groups.parent_of(tx, child).closed
     if child.lifecycle == "ephemeral" or alone or status == "quarantined":
         child.closed = 1
@@ -154,7 +165,7 @@ def _task_ended(
         return
     parent = groups.waits_for(tx, child)
     if parent is None:
-        told(tx, child)
+        reported(tx, child)
         return
     decision = groups.decide(tx, parent, child, status, asked=asked)
     for child_id in decision.deliver:
@@ -194,7 +205,7 @@ def _deliver(
 ) -> None:  # fmt: skip
     """Put a child's result into its parent's inbox; the parent goes on when it has them all."""
     assert child.call_id is not None
-    told(tx, child)
+    reported(tx, child)
     tx.append(parent, events.ChildFinished(call_id=child.call_id, child_id=child.session_id, status=status))
     parent.children_open -= 1
     if parent.held is None:
@@ -309,7 +320,7 @@ def _shorten(tx: Transaction, row: SessionRow, grace: int | None) -> None:
 
 def _give_restart_up(tx: Transaction, child: SessionRow) -> bool:
     """Somebody wants a sub-agent to end that has, and that its group was to start again: its end is its result."""
-    parent = groups.waits_for(tx, child) if child.task_open == TASK_UNTOLD else None
+    parent = groups.waits_for(tx, child) if child.task_open == TASK_UNREPORTED else None
     if parent is None or not groups.leave_plan(tx, parent, child.session_id):
         return False
     _deliver_late(tx, parent, child)
@@ -363,7 +374,7 @@ def end_without_agent(
     Args:
         hold: see `finish_run`.
     """
-    settle_calls(tx, row)
+    finish_calls(tx, row)
     finish_run(tx, row, Finish(status, last_text(tx, row), error=error), hold=hold)
 
 

@@ -72,7 +72,7 @@ def of_worktree(tx: Transaction, row: SessionRow, status: str, finish: Finish) -
     return {} if found is None else {"worktree": found}
 
 
-def settle_calls(tx: Transaction, row: SessionRow) -> None:
+def finish_calls(tx: Transaction, row: SessionRow) -> None:
     """Give each open call of the current round its one result, as the agent would have: what it has, or that it ended.
 
     A call in doubt is not said to be cancelled: nobody knows what became of it.
@@ -88,7 +88,7 @@ def settle_calls(tx: Transaction, row: SessionRow) -> None:
             tx.drop_timer(row, TIMED[call["state"]] + call["call_id"])
         content = (call["result"] or {}).get("content")
         if content is None:
-            content = _settle(tx, row, call, results.get(call["call_id"]))
+            content = _finish_call(tx, row, call, results.get(call["call_id"]))
         message = Message(
             "tool", content, tool_call_id=call["call_id"], name=call["tool"], run_id=row.run_id, round=row.round
         )
@@ -100,7 +100,7 @@ def settle_calls(tx: Transaction, row: SessionRow) -> None:
         )  # fmt: skip
 
 
-def _settle(tx: Transaction, row: SessionRow, call: Row, result: dict[str, Any] | None) -> str:
+def _finish_call(tx: Transaction, row: SessionRow, call: Row, result: dict[str, Any] | None) -> str:
     """The text of a call's result; `result` is a child's, or the answer to the call."""
     outcome, content = CANCELLED, CANCELLED
     kind = questions.kinds(tx, row).get(call["call_id"]) if call["state"] == "asked" else None

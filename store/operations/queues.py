@@ -157,7 +157,7 @@ def give_back(tx: Transaction, row: SessionRow) -> None:
 # Who begins.
 
 
-def settle(tx: Transaction) -> None:
+def give_slots(tx: Transaction) -> None:
     """Give slots to those that may have them by now, in all queues that something has happened to.
 
     Raises:

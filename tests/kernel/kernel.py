@@ -234,20 +234,20 @@ class Kernel:
     async def start(self, frames: int) -> None:
         await self.boot()
         self.generation = await self.ask("acquire", "tests", LEASE, "tests")
-        await self.take_up(self.generation, self.nodes)
+        await self.take_over(self.generation, self.nodes)
         for _ in range(frames):
             self.add_frame()
         while len(self.service.frames.paging.slots) < frames:
             await self.service.frames.supply.demand(1.0)
 
-    async def take_up(self, generation: int, nodes: list[str]) -> None:
+    async def take_over(self, generation: int, nodes: list[str]) -> None:
         """What a supervisor tells when it begins, and whenever a node has come or gone; then, which of the frames that
         the service names are dead."""
         self.generation, self.nodes = generation, nodes
 
         async def told(service: NodeService) -> None:  # also the next one
             self._sent += 1
-            await service.take_up.run(self.generation, self._sent, self.nodes)
+            await service.takeover.run(self.generation, self._sent, self.nodes)
             for frame_id in service.frames.named():
                 if frame_id not in self.workers:
                     await service.deaths.frame_died(frame_id, "process_died")
@@ -493,14 +493,14 @@ class Kernel:
         """The node service dies; the next one has started, and has not been taken up."""
         self._up.clear()
         self.node.kill()
-        await self._follow(taken_up=False)
+        await self._follow(taken_over=False)
 
-    async def _follow(self, *, taken_up: bool = True) -> None:
+    async def _follow(self, *, taken_over: bool = True) -> None:
         await self.node.buried()
         self._check_work()
         await self.boot()
-        if taken_up:
-            await self.take_up(self.generation, self.nodes)
+        if taken_over:
+            await self.take_over(self.generation, self.nodes)
 
     async def gateway_is_empty(self) -> None:
         """Wait until the gateway holds no call: that it may forget one is told a moment later, and no event says so."""

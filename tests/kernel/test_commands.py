@@ -374,7 +374,7 @@ async def test_two_nodes_of_a_machine(postgres: str, server: OfflineServer, tmp_
     a, b = both
     try:
         for kernel in both:
-            await kernel.take_up(b.generation, ["a", "b"])
+            await kernel.take_over(b.generation, ["a", "b"])
         await begin(a, tmp_path, [start(SLEEPER)], "ok")
         await a.end("s")
         mine, others = (a.service.commands, b.service.commands) if a.service.commands._watched else (
@@ -474,7 +474,7 @@ async def test_a_runner_that_begins_late(kernel: k.Kernel, tmp_path: Path, monke
     kernel.kill(kernel.holder("s"), replace=False)
     await kernel.replace_service()
     await kernel.ask("cancel", "s", "r", "enough")
-    await kernel.take_up(kernel.generation, kernel.nodes)
+    await kernel.take_over(kernel.generation, kernel.nodes)
     kernel.add_frame()
     await kernel.end("s")
     await kernel.until("s", "command_ended")

@@ -250,7 +250,7 @@ async def test_each_tree_has_one_log_whoever_comes_and_goes_at_the_same_moment(m
         found = await hub._tree_of(session_id)
         found.viewers += 1
         async with asyncio.timeout(10):
-            while not found.told:  # noqa: ASYNC110
+            while not found.state_message:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return found
 
@@ -500,7 +500,7 @@ def test_changes_make_a_snapshot_of_the_one_before() -> None:
         "order": ["c", "a"],
     }  # fmt: skip
     assert live.changes(later, {**later, "at": 3}) == {"at": 3, "rows": []}
-    told = live.FleetTold()
+    told = live.FleetSent()
     told.take(1, at_first)
     told.take(2, later)
     told.take(2, later)

@@ -101,7 +101,7 @@ async def test_what_agents_say_is_shown_and_never_obeyed(tmp_path: Path) -> None
         await kernel.ask("cancel", "s", None, HOSTILE)
         await kernel.end("s")
         await page.goto(f"{url}/#/session/s")
-        await expect(page.locator(".events .told").get_by_text(HOSTILE).first).to_be_visible()
+        await expect(page.locator(".events .summary").get_by_text(HOSTILE).first).to_be_visible()
         # A session id that is none, from the address: the server's refusal is text as well.
         await page.goto(f"{url}/#/session/<img src=x onerror='window.pwned = 3'>")
         await expect(page.get_by_text("There is no such session")).to_be_visible()

@@ -493,7 +493,7 @@ async def test_a_person_sends_an_input_and_answers_without_a_mouse(tmp_path: Pat
             await page.keyboard.press("Enter")
             await page.get_by_label("The input").fill("hello")
             await page.get_by_role("dialog").get_by_role("button", name="Send").press("Enter")
-            await expect(page.locator(".events .told").get_by_text("completed")).to_be_visible()
+            await expect(page.locator(".events .summary").get_by_text("completed")).to_be_visible()
             assert wrong == []
 
 

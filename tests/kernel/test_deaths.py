@@ -64,15 +64,15 @@ async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
         assert len(k.notes(notes)) == 1
 
 
-async def test_a_death_is_told_before_the_take_up(store: str, tmp_path: Path) -> None:
-    """Given the frame died too, when that is told before the take-up, then it is refused; told again after it, it
+async def test_a_death_is_told_before_the_takeover(store: str, tmp_path: Path) -> None:
+    """Given the frame died too, when that is told before the takeover, then it is refused; told again after it, it
     resumes the session."""
     async with replaced(store, tmp_path) as found:
         kernel, service = found.kernel, found.kernel.service
         frame_id = found.kill_worker()
         with pytest.raises(StaleGeneration):
             await service.deaths.frame_died(frame_id, "process_died")
-        await service.take_up.run(kernel.generation, 10, kernel.nodes)
+        await service.takeover.run(kernel.generation, 10, kernel.nodes)
         assert list(kernel.service.frames.named()) == [frame_id]
         await service.deaths.frame_died(frame_id, "process_died")
         kernel.add_frame()
@@ -92,7 +92,7 @@ async def test_a_call_that_was_lost_with_its_service_is_made_again_at_once(store
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.in_flight == 1)
             kernel.gateway.kill()
             await kernel.replace_service()
-            await kernel.service.take_up.run(kernel.generation, 10, kernel.nodes)
+            await kernel.service.takeover.run(kernel.generation, 10, kernel.nodes)
             await asyncio.to_thread(kernel.server.wait, lambda stats: stats.requests == 2, 10.0)
             kernel.server.release()
             assert (await run)["status"] == "completed"
@@ -207,14 +207,14 @@ async def test_a_call_in_flight_is_not_made_again(store: str, tmp_path: Path) ->
 
 
 async def test_a_take_up_that_fails_is_not_taken_for_one(store: str, tmp_path: Path) -> None:
-    """Given the store goes away in the middle of a take-up, then the service acts for nobody, so it is told again."""
+    """Given the store goes away in the middle of a takeover, then the service acts for nobody, so it is told again."""
     async with replaced(store, tmp_path) as found:
         kernel = found.kernel
         away = patch.object(kernel.service.reading, "active", AsyncMock(side_effect=StoreUnreachable("away")))
         with away, pytest.raises(StoreUnreachable):
-            await kernel.take_up(kernel.generation, kernel.nodes)
+            await kernel.take_over(kernel.generation, kernel.nodes)
         assert kernel.service.generation == 0
-        await kernel.take_up(kernel.generation, kernel.nodes)
+        await kernel.take_over(kernel.generation, kernel.nodes)
         found.tool_may_end.set()
 
 
@@ -241,7 +241,7 @@ async def test_a_session_that_can_not_be_swept(
 
 
 async def test_nothing_is_swept_before_it_is_known_which_frames_live(store: str, tmp_path: Path) -> None:
-    """Given a take-up under way, when the sweep looks, then it leaves a session alone whose frame has not called in."""
+    """Given a takeover under way, when the sweep looks, then it leaves alone what no frame has called in for."""
     async with replaced(store, tmp_path) as found:
         kernel = found.kernel
         kernel.service.journal.generation, kernel.service.homes.nodes = kernel.generation, kernel.nodes
@@ -249,7 +249,7 @@ async def test_nothing_is_swept_before_it_is_known_which_frames_live(store: str,
         await kernel.service.sweep.run(0)
         assert not kernel.service.frames.paging.ready
         assert kernel.service.sweep.swept == 0
-        await kernel.take_up(kernel.generation, kernel.nodes)
+        await kernel.take_over(kernel.generation, kernel.nodes)
         found.tool_may_end.set()
         await found.run
         assert "tool_in_doubt" not in await kernel.types("s")
@@ -299,7 +299,7 @@ async def test_a_frame_dies_during_the_take_up_that_names_it(store: str, tmp_pat
 
         async def meanwhile(reading: Reading, nodes: list[str] | None, **wanted: bool) -> list[ActiveSession]:
             rows = await active(reading, nodes, **wanted)
-            if nodes is not None and not told.is_set():  # the take-up's
+            if nodes is not None and not told.is_set():  # the takeover's
                 assert [(row.session_id, row.frame_id) for row in rows] == [("s", worker.frame_id)]
                 assert kernel.service.frames.paging.slots[worker.frame_id].session_id is None
                 kernel.kill(worker)
@@ -315,19 +315,19 @@ async def test_a_frame_dies_during_the_take_up_that_names_it(store: str, tmp_pat
         assert kernel.service.sweep.swept == 0
 
 
-async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path) -> None:
+async def test_an_input_is_repeated_during_a_takeover(store: str, tmp_path: Path) -> None:
     """Given a session that nobody holds any more, when its input is sent once more while a service is taken up, then
-    the take-up has it go on all the same."""
+    the takeover has it go on all the same."""
     async with replaced(store, tmp_path) as found:
         kernel, active = found.kernel, found.kernel.service.reading.active
         found.kill_worker()
         kernel.add_frame()
-        taken_up, sent = asyncio.Event(), list[asyncio.Task[object]]()
+        taken_over, sent = asyncio.Event(), list[asyncio.Task[object]]()
         point = kernel.point
 
         async def held(label: str, who: k.Worker | None) -> None:
             if asyncio.current_task() in sent:  # the client's call, before its commit
-                await taken_up.wait()
+                await taken_over.wait()
             await point(label, who)
 
         async def meanwhile(nodes: list[str] | None, **wanted: Any) -> list[ActiveSession]:
@@ -344,8 +344,8 @@ async def test_an_input_is_repeated_during_a_take_up(store: str, tmp_path: Path)
 
         kernel.point = held  # type: ignore[method-assign]
         with patch.object(kernel.service.reading, "active", meanwhile):
-            await kernel.take_up(kernel.generation, kernel.nodes)
-        taken_up.set()
+            await kernel.take_over(kernel.generation, kernel.nodes)
+        taken_over.set()
         await found.run
         assert kernel.service.sweep.swept == 0
 
@@ -363,8 +363,8 @@ async def test_a_call_that_arrives_after_its_frames_death(store: str, tmp_path: 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("commit", range(4))
-async def test_a_service_dies_while_it_is_taken_up(store: str, tmp_path: Path, commit: int) -> None:
-    """Given a service that dies before or after a commit of its take-up, then the next one takes up what it did not."""
+async def test_a_service_dies_during_a_takeover(store: str, tmp_path: Path, commit: int) -> None:
+    """Given a service that dies before or after a commit of its takeover, then the next one takes over the rest."""
     async with replaced(store, tmp_path) as found:
         kernel = found.kernel
         found.kill_worker()
@@ -376,7 +376,7 @@ async def test_a_service_dies_while_it_is_taken_up(store: str, tmp_path: Path, c
                 kernel.kill_node()
 
         kernel.on_point = die
-        await kernel.take_up(kernel.generation, kernel.nodes)
+        await kernel.take_over(kernel.generation, kernel.nodes)
         await kernel.quiet()
         assert next(commits) > commit
         found.tool_may_end.set()
@@ -456,7 +456,7 @@ async def test_homes_are_given_under_the_generation_that_knew_the_nodes(store: s
             return await submit(*arguments)
 
         with patch.object(journal, "submit", late), pytest.raises(StaleGeneration):
-            await kernel.service.take_up.adopt("node1", ["node1"])
+            await kernel.service.takeover.adopt("node1", ["node1"])
 
 
 @pytest.mark.parametrize("long_ago", [False, True])
@@ -566,7 +566,7 @@ async def test_a_repeated_step_gets_its_call_made_again_before_its_frame_turns_t
     store: str, tmp_path: Path
 ) -> None:
     """Given two sessions that wait for a model, one of them in the only frame, when service and gateway die and the
-    frame's step is repeated only after the take-up has queued the other, then both calls are made again at once, and
+    frame's step is repeated only after the takeover has queued the other, then both calls are made again at once, and
     the frame has one of the sessions."""
     queued, step = asyncio.Event(), NodeService.step
 

@@ -11,13 +11,13 @@ import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from understudy.cluster.ray import machinery as machinery_module
-from understudy.cluster.ray.ray_edge import settle
+from understudy.cluster.ray.ray_edge import result_of
 from understudy.config import Settings
 from understudy.errors import ServiceGone
 from understudy.node import known_frames
 from understudy.node import supply as supply_module
 from understudy.node import timers as timers_module
-from understudy.node.take_up import CHUNK
+from understudy.node.takeover import CHUNK
 from understudy.node.turns import Ready
 from understudy.protocol import News
 from understudy.store.db.engine import now
@@ -40,7 +40,7 @@ def row(number: int) -> ActiveSession:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["take_up", "sweep"])
+@pytest.mark.parametrize("what", ["take_over", "sweep"])
 async def test_nobody_waits_for_a_look_at_all_sessions(what: str, tmp_path: Path) -> None:
     """Given 10,000 sessions that are ready, when they are taken up or swept, between any two turns of the event loop
     a portion of them is looked at; and each is queued once."""
@@ -58,7 +58,7 @@ async def test_nobody_waits_for_a_look_at_all_sessions(what: str, tmp_path: Path
 
         rows = AsyncMock(return_value=[row(number) for number in range(MANY)])
         with patch.object(service.reading, "active", rows), patch.object(service.frames.paging, "add", add):
-            look = kernel.take_up(kernel.generation, ["node1"]) if what == "take_up" else service.sweep.run(0)
+            look = kernel.take_over(kernel.generation, ["node1"]) if what == "take_over" else service.sweep.run(0)
             task = asyncio.ensure_future(look)
             while not task.done():
                 queued_in_a_turn = 0
@@ -110,7 +110,7 @@ async def test_a_timer_that_is_set_again_is_not_lost_to_a_late_reading(tmp_path:
 
 
 async def test_only_those_are_swept_that_may_be_ready(store: str, tmp_path: Path) -> None:
-    """Sessions that wait for a timer are not read by the sweep, unless they were asked to end; a take-up reads all."""
+    """Sessions that wait for a timer are not read by the sweep, unless they were asked to end; a takeover reads all."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         await kernel.stop_frames()
 
@@ -205,29 +205,29 @@ async def test_what_ray_says_of_a_death(error: Exception, cause: str | None) -> 
         raise error
 
     with pytest.raises(ServiceGone) as found:
-        await settle(call())
+        await result_of(call())
     assert found.value.details.get("cause") == cause
 
 
 async def test_the_dead_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given frames that died long ago, then they are forgotten, but not while a `take_up` is under way, which may have
+    """Given frames that died long ago, then they are forgotten, but not while a `take_over` is under way, which may have
     read that they have a session."""
     monkeypatch.setattr(known_frames, "BURIED_SECONDS", 0.0, raising=False)
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
-        found, take_up = kernel.service.deaths, kernel.service.take_up
+        found, take_over = kernel.service.deaths, kernel.service.take_over
         buried = kernel.service.frames.known.buried
         await found.frame_died("f-old", "process_died")
         await found.frame_died("f-other", "process_died")
         assert len(buried) <= 1
-        going, adopted, adopt = asyncio.Event(), asyncio.Event(), take_up.adopt
+        going, adopted, adopt = asyncio.Event(), asyncio.Event(), take_over.adopt
 
         async def held(home: str, nodes: list[str]) -> list[str]:
             going.set()
             await adopted.wait()
             return await adopt(home, nodes)
 
-        monkeypatch.setattr(take_up, "adopt", held)
-        told = asyncio.create_task(kernel.take_up(kernel.generation, kernel.nodes))
+        monkeypatch.setattr(take_over, "adopt", held)
+        told = asyncio.create_task(kernel.take_over(kernel.generation, kernel.nodes))
         await going.wait()
         await found.frame_died("f-new", "process_died")
         await found.frame_died("f-newest", "process_died")

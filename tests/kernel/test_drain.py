@@ -64,7 +64,7 @@ class Nodes:
         """What a supervisor tells when something about the nodes has changed."""
         generation = max(kernel.generation for kernel in self.kernels)
         for kernel in self.kernels:
-            await kernel.take_up(generation, self.names)
+            await kernel.take_over(generation, self.names)
 
     async def drain(self, kernel: k.Kernel, seconds: float = LONG, *, stop: bool = False) -> None:
         """Begin to drain a node."""

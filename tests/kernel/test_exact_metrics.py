@@ -379,7 +379,7 @@ async def test_the_first_service_completes_the_log_of_one_that_is_gone(
         [a, _] = nodes.kernels
         b = await lost(nodes, tmp_path)
         assert not logs(postgres)["writer-b"].is_done()
-        await a.take_up(a.generation, ["a"])
+        await a.take_over(a.generation, ["a"])
         await completed(postgres, "writer-b")
         assert state(postgres, "writer-b") == await expected_state(a, "writer-b")
         await nodes.end("queued")
@@ -436,9 +436,9 @@ async def test_the_nodes_are_shown_as_they_stand(postgres: str, server: k.Offlin
         assert states() == [3, 0, 0]
         await nodes.drain(c)
         assert states() == [2, 1, 0]
-        await a.take_up(a.generation, ["a", "b"])
+        await a.take_over(a.generation, ["a", "b"])
         assert states() == [2, 0, 0]
-        await a.take_up(a.generation, ["a"])
+        await a.take_over(a.generation, ["a"])
         assert states() == [1, 0, 1]
 
 
@@ -499,7 +499,7 @@ async def test_a_death_in_the_middle_of_it_changes_nothing(
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(adoption.progress, "save_metrics", dying(progress.save_metrics))
         monkeypatch.setattr(adoption.progress, "save_cursor", dying(progress.save_cursor))
-        await a.take_up(a.generation, ["a"])
+        await a.take_over(a.generation, ["a"])
         await until(lambda: a.service is not service and a.is_up)
         await a.quiet()
         await completed(postgres, "writer-b")

@@ -39,7 +39,7 @@ async def nodes(
         await b.start(1)
         a.peers, b.peers = {"b": b}, {"a": a}
         for node in (a, b):
-            await node.take_up(b.generation, names)
+            await node.takeover(b.generation, names)
         yield a, b
     finally:
         await asyncio.gather(a.stop(), b.stop())
@@ -95,12 +95,12 @@ async def test_what_a_service_accepts_before_it_knows_the_nodes_runs_at_home(
     monkeypatch.setattr(sweep, "SWEEP_SECONDS", 3_600.0)
     async with nodes(postgres, server, tmp_path) as (a, b):
         await a.spawn("s", k.spec())
-        with patch.object(k.Kernel, "take_up", AsyncMock()):
+        with patch.object(k.Kernel, "take_over", AsyncMock()):
             b.kill_node()
             await b.quiet()
         assert await b.send("s", "hello")
         assert "s" in b.service.frames.paging.ready
-        await b.take_up(a.generation, ["a", "b"])
+        await b.take_over(a.generation, ["a", "b"])
         assert "s" not in b.service.frames.paging.ready
         assert (await asyncio.wait_for(a.end("s"), PATIENCE))["text"] == "offline: hello"
         assert activated_at(await b.events("s")) == {"a"}
@@ -356,7 +356,7 @@ async def test_sessions_of_a_lost_node_run_elsewhere(postgres: str, server: Offl
         await b.service.journal.submit(lambda tx: beginnings.accept(tx, "call", "r", "hello"))
         await asyncio.to_thread(server.wait, lambda stats: stats.in_flight == 1)
         await b.lose()
-        await a.take_up(await a.ask("acquire", "tests", k.LEASE, "tests"), ["a"])
+        await a.take_over(await a.ask("acquire", "tests", k.LEASE, "tests"), ["a"])
         server.release()
         ended = [await asyncio.wait_for(a.end(name), PATIENCE) for name in ("tool", "call", "mine")]
         assert [row["status"] for row in ended] == ["completed"] * 3
@@ -375,11 +375,11 @@ async def test_a_service_that_was_cut_off_activates_nothing(
         await b.send("s", "one", "r1")
         await asyncio.wait_for(b.end("s", "r1"), PATIENCE)
         generation = await a.ask("acquire", "tests", k.LEASE, "tests")
-        await a.take_up(generation, ["a"])
+        await a.take_over(generation, ["a"])
         await a.send("s", "two", "r2")
         assert (await asyncio.wait_for(a.end("s", "r2"), PATIENCE))["status"] == "completed"
         with pytest.raises(StaleGeneration):
-            await b.take_up(generation, ["a"])
+            await b.take_over(generation, ["a"])
         await b.send("s", "three", "r3")
         await a.service.notices.notice(News(["s"]))
         assert (await asyncio.wait_for(a.end("s", "r3"), PATIENCE))["status"] == "completed"
@@ -395,7 +395,7 @@ async def test_what_a_given_up_node_accepts_is_run(
     monkeypatch.setattr(sweep, "SWEEP_AGE", 0)
     async with nodes(postgres, server, tmp_path) as (a, b):
         await b.spawn("old", k.spec())
-        await a.take_up(await a.ask("acquire", "tests", k.LEASE, "tests"), ["a"])
+        await a.take_over(await a.ask("acquire", "tests", k.LEASE, "tests"), ["a"])
         await b.send("old")
         await b.spawn("new", k.spec())
         await b.send("new")
@@ -442,8 +442,8 @@ async def test_a_node_that_has_not_heard_of_another_takes_nothing_from_it(
     """Given a session at work at `b`, which has just joined, and `a` has not heard of it, when a client sends it an
     input through `a`, and `a` looks for sessions of nodes that are gone, then it stays where it is at work."""
     async with nodes(postgres, server, tmp_path) as (a, b):
-        await a.take_up(a.generation, ["a"])
-        await b.take_up(await b.ask("acquire", "tests", k.LEASE, "tests"), ["a", "b"])  # as a join does
+        await a.take_over(a.generation, ["a"])
+        await b.take_over(await b.ask("acquire", "tests", k.LEASE, "tests"), ["a", "b"])  # as a join does
         may_end = await at_work(b, "s", tmp_path / "notes")
         await a.send("s", "more", "r2")
         await a.service.sweep.run(0)
@@ -452,7 +452,7 @@ async def test_a_node_that_has_not_heard_of_another_takes_nothing_from_it(
         assert (await asyncio.wait_for(b.end("s", "r2"), PATIENCE))["status"] == "completed"
         assert activated_at(await b.events("s")) == {"b"}
         assert "tool_in_doubt" not in await b.types("s")
-        await a.take_up(b.generation, ["a", "b"])
+        await a.take_over(b.generation, ["a", "b"])
 
 
 @pytest.mark.thorough
@@ -468,8 +468,8 @@ async def test_a_process_that_may_live_is_not_forgotten_by_a_restart(
             patch.object(a.service.reading, "active", AsyncMock(side_effect=StoreUnreachable("away"))),
             pytest.raises(StoreUnreachable),
         ):
-            await a.take_up(generation, ["a"])
-        await a.take_up(generation, ["a"])
+            await a.take_over(generation, ["a"])
+        await a.take_over(generation, ["a"])
         assert (await a.info("s"))["status"] == "waiting_for_timer"
         [crash] = [event for event in await a.events("s") if event["type"] == "session_crashed"]
         assert crash["data"]["delay"] == LEASE_SECONDS * 1e6
@@ -500,10 +500,10 @@ async def test_a_session_that_begins_a_run_is_taken_from_nobody(
         await asyncio.wait_for(begun.wait(), PATIENCE)
         if cancelled:
             await b.ask("cancel", "s", "r", "enough")
-        a.service.draining.told({"b": {}})
+        a.service.draining.learn({"b": {}})
         await a.send("s", "more", "r2")
         assert (await a.info("s"))["node_id"] == "b"
-        a.service.draining.told({})
+        a.service.draining.learn({})
         may_go_on.set()
         assert (await asyncio.wait_for(b.end("s", "r2"), PATIENCE))["status"] == "completed"
         assert (await b.types("s")).count("session_activated") == 1
@@ -521,7 +521,7 @@ async def test_a_drain_parks_nobody_who_has_another_home(postgres: str, server: 
             await b.service.draining._send_off(rows, True)
         [row] = await a.service.reading.active(["a"])
         assert (row.frame_id, row.actor_pid) == (rows[0].frame_id, None)
-        await a.take_up(a.service.generation, ["a"])
+        await a.take_over(a.service.generation, ["a"])
         assert (await a.info("s"))["status"] == "waiting_for_timer"
         may_end.set()
         await a.ask("cancel", "s", None, "enough")

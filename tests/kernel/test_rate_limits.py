@@ -66,7 +66,7 @@ class Sharing:
         known = Known()
         known.begin()
         known.nodes = {node.node_id: Node(Handle(node), 2.0, Stock(2.0, None, 0)) for node in self._nodes}  # type: ignore[arg-type]
-        known.told = self.generation, list(known.nodes)
+        known.announced = self.generation, list(known.nodes)
         self._tasks = Tasks(logging.getLogger(__name__))
         rates = RateSharing(known, self._tasks)
         for node in known.nodes.values():

@@ -233,13 +233,13 @@ async def test_equal_calls_of_one_caller_are_one_call() -> None:
         return len(begun)
 
     calls = Joining(Patience(attempt=None))
-    both = [asyncio.create_task(calls.call(attempt, "take_up", (1, ["f"]))) for _ in range(2)]
-    other = asyncio.create_task(calls.call(attempt, "take_up", (2, ["f"])))
+    both = [asyncio.create_task(calls.call(attempt, "take_over", (1, ["f"]))) for _ in range(2)]
+    other = asyncio.create_task(calls.call(attempt, "take_over", (2, ["f"])))
     for _ in range(2):
         await arrived.acquire()
     go_on.set()
     assert await asyncio.gather(*both, other) == [2, 2, 2]
-    assert await calls.call(attempt, "take_up", (1, ["f"])) == 3
+    assert await calls.call(attempt, "take_over", (1, ["f"])) == 3
     assert begun[0] == begun[2] != begun[1]
 
 
@@ -272,7 +272,7 @@ async def test_callers_do_not_share_calls() -> None:
         ids.append(call_id)
 
     for _ in range(2):
-        await Joining(Patience(attempt=None)).call(attempt, "take_up", (1,))
+        await Joining(Patience(attempt=None)).call(attempt, "take_over", (1,))
     assert ids[0] != ids[1]
 
 

@@ -194,7 +194,7 @@ async def test_what_happens_to_a_node_right_after_a_session_went_there(
                 generation = await c.ask("acquire", "successor", k.LEASE, "tests")
                 b.generation = c.generation = generation
                 for kernel in (b, c):
-                    await kernel.take_up(generation, nodes.names)
+                    await kernel.take_over(generation, nodes.names)
             if how in ("killed", "giver drained"):
                 assert (await nodes.end("s"))["status"] == "completed"
         assert (await nodes.end("s"))["status"] == "completed"

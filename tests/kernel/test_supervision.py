@@ -334,7 +334,7 @@ async def test_a_condemned_frame_that_is_gone_is_forgotten(kernel: k.Kernel) -> 
     """Given a frame whose process shall be killed, when a supervisor finds that it is gone, then nobody is asked to
     kill it any more."""
     kernel.service.frames.known.condemned.add("of a process that died unnoticed")
-    await kernel.take_up(kernel.generation, [kernel.node_id])
+    await kernel.take_over(kernel.generation, [kernel.node_id])
     assert kernel.service.frames.known.condemned == set()
 
 

@@ -212,8 +212,8 @@ def test_one_death_one_verdict(policy: str, run: Record, state: str, kind: str |
 
 def test_what_was_seen_before_a_death_is_not_blamed_on_it() -> None:
     """A result that differed before anybody had died is left out of the comparison, and told once."""
-    settled = record(LAST, "other", settled={CALL})
-    found = judge(spec(act="rerun"), record(), record(settled={CALL}), [settled, settled])
+    confirmed = record(LAST, "other", confirmed={CALL})
+    found = judge(spec(act="rerun"), record(), record(confirmed={CALL}), [confirmed, confirmed])
     assert [finding.kind for finding in found.findings] == ["not_deterministic"]
     assert {point.comparison.state for point in found.points} == {EQUAL}
 

@@ -209,7 +209,7 @@ async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:
     channel = await Channel.connect(await stage.socket.admit(FRAME, "f"))
     calls: list[tuple[Any, ...]] = [
         ("request", "send", "s", {"content": "x"}), ("frame_died", "other", "process_died", 0.0, False),
-        ("take_up", 99, 1, []), ("acquire", "me", 1, "", "r"), ("stop",), ("close",), ("__class__",), ("journal",),
+        ("take_over", 99, 1, []), ("acquire", "me", 1, "", "r"), ("stop",), ("close",), ("__class__",), ("journal",),
         ("kill_process", 1), ("profiles",), ("register", {}), ("repeated", "1", "profiles"), ("admit", "frame", "x"),
         ("step", {"frame": identity("other"), "number": 1}), ("step",), ("step", "other"),
         ("commit", "other", {}), ("commit",), ("reload", "other", ["s", 1, 1]), ("interrupted", "other", [], "r"),
@@ -319,7 +319,7 @@ async def test_only_who_holds_a_session_brings_its_messages(stage: Stage) -> Non
 async def test_a_client_makes_requests_only(stage: Stage) -> None:
     """A client's ticket is none of a frame: it can't step or commit."""
     channel = await Channel.connect(await stage.socket.admit(CLIENT, "c"))
-    for method in ("step", "commit", "reload", "blob", "frame_died", "take_up"):
+    for method in ("step", "commit", "reload", "blob", "frame_died", "take_over"):
         with pytest.raises(InvalidInput, match="a client can't call"):
             await channel.call("1", method, {})
     await channel.close()

@@ -18,7 +18,7 @@ from understudy.store.db.statements import EVENT, MESSAGE, RUN, SESSION
 from understudy.store.operations.beginnings import TASK, TASK_AT_WORK
 from understudy.testing.policies import Reply, content_text
 
-from .tasks import INPUTS, retold
+from .tasks import INPUTS, rewritten
 from .tools import TOOLS
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def in_background(chosen: random.Random, work: Work) -> Work:
                 thinking.append(round(chosen.choice((0.0, 0.3, 3.0)) * chosen.random(), 3))
         return json.dumps({**said, "rounds": rounds, "thinking": [*thinking, said["thinking"][-1]]})
 
-    return retold(replace(work, spec=with_tools(work.spec)), moved, kinds=INPUTS)
+    return rewritten(replace(work, spec=with_tools(work.spec)), moved, kinds=INPUTS)
 
 
 def _reaching(chosen: random.Random, name: str) -> tuple[str, dict[str, Any]]:

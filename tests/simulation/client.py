@@ -37,7 +37,7 @@ from understudy.identifiers import new_identifier
 from understudy.messages import Message
 from understudy.placement import DEFAULT
 from understudy.protocol import NewSession, ServiceDirectory, unpacked
-from understudy.store.operations.beginnings import TASK_UNTOLD
+from understudy.store.operations.beginnings import TASK_UNREPORTED
 from understudy.transport.repeating import REPEAT_SECONDS
 from understudy.wakeups import SCHEDULE_WAKEUP
 
@@ -330,7 +330,7 @@ class Client:
         """A sub-agent that is at work, or that has ended and waits for its group to start it again."""
         at_work = (
             f"SELECT session_id FROM session WHERE root_id = '{self.session_id}'"
-            f" AND (active = 1 OR task_open = {TASK_UNTOLD})"
+            f" AND (active = 1 OR task_open = {TASK_UNREPORTED})"
         )
         found = sorted(row[0] for row in self.world.committed(at_work) if row[0] != self.session_id)
         return self._random.choice(found) if found else None
@@ -384,7 +384,7 @@ class Client:
         if self._child() is None and await operator.put_away(self.world, self.session_id):
             self.world.counts["put away"] += 1
             self.replaced = True
-            self.directory.settle(self.session_id, "")
+            self.directory.remember(self.session_id, "")
             await self._send(action)
 
     async def _resume(self, _action: Action) -> None:

@@ -23,7 +23,7 @@ from understudy.testing.policies import Reply, content_text
 
 from .cluster import Machine
 from .scheduler import Process
-from .tasks import INPUTS, retold
+from .tasks import INPUTS, rewritten
 from .tools import TOOLS
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def with_commands(chosen: random.Random, work: Work) -> Work:
         return json.dumps(said)
 
     spec = {**work.spec, "tools": [*work.spec["tools"], *tools], "workspace": "/tmp"}
-    return retold(replace(work, spec=spec), added, kinds=INPUTS)
+    return rewritten(replace(work, spec=spec), added, kinds=INPUTS)
 
 
 def _start(chosen: random.Random) -> list[Any]:

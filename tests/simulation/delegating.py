@@ -20,7 +20,7 @@ from understudy.store.db.statements import ACCOUNT, EVENT, SESSION, TOOL_CALL
 from understudy.workflows import CREATE_WORKFLOW, WORKFLOW
 
 from .background import SPAWN
-from .tasks import INPUTS, retold
+from .tasks import INPUTS, rewritten
 from .tools import TOOLS
 from .written import misfits
 
@@ -77,7 +77,7 @@ def delegating(chosen: random.Random, work: Work) -> Work:
                 call[1] = _written(chosen, call[1], limits, own)
         return json.dumps(task)
 
-    return retold(replace(work, spec=spec), said, kinds=INPUTS)
+    return rewritten(replace(work, spec=spec), said, kinds=INPUTS)
 
 
 def _written(chosen: random.Random, given: dict[str, Any], limits: dict[str, Any], own: list[str]) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.events import SessionActivated
 
 from .delegating import STARTING
-from .tasks import INPUTS, retold
+from .tasks import INPUTS, rewritten
 from .tools import KEEP_FILE, TOOLS
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def with_files(chosen: random.Random, work: Work) -> Work:
         return json.dumps(said)
 
     spec = _with_workspace(work.spec, here=not below)
-    return retold(replace(work, spec=spec), lambda text: added(text, here=not below), kinds=INPUTS)
+    return rewritten(replace(work, spec=spec), lambda text: added(text, here=not below), kinds=INPUTS)
 
 
 def _with_workspace(spec: dict[str, Any], *, here: bool) -> dict[str, Any]:

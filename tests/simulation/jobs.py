@@ -19,7 +19,7 @@ from understudy.jobs import LIST_JOBS, STOP_JOB
 from understudy.store.db.statements import EVENT, MESSAGE, RUN
 from understudy.wakeups import SCHEDULE_WAKEUP
 
-from .tasks import INPUTS, retold
+from .tasks import INPUTS, rewritten
 from .tools import TOOLS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def with_jobs(chosen: random.Random, work: Work) -> Work:
             thinking[at:at] = [round(chosen.choice((0.0, 0.3, 3.0)) * chosen.random(), 3) for _ in more]
         return json.dumps(said)
 
-    return retold(replace(work, spec={**work.spec, "tools": [*work.spec["tools"], *tools]}), added, kinds=INPUTS)
+    return rewritten(replace(work, spec={**work.spec, "tools": [*work.spec["tools"], *tools]}), added, kinds=INPUTS)
 
 
 def _wakeup(chosen: random.Random, name: str, *, recurring: bool) -> list[Any]:

@@ -31,7 +31,7 @@ from .queues import some_in_queues
 from .recalling import some_recalling
 from .schedules import fires_workflows, some_with_schedules
 from .servers import have_servers, some_with_servers
-from .tasks import retold
+from .tasks import rewritten
 from .tools import BY_POLICY, TOOLS
 from .typed import output
 from .workflows import SIGNALS, WORKFLOW, has_limits, some_workflows
@@ -484,7 +484,7 @@ KINDS = {
 }  # fmt: skip
 SLOW_METHODS = (
     "step", "step", "commit", "commit", "blob", "blob", "specification", "reload", "interrupted", "request",
-    "frame_died", "take_up", "demand", "notice", "pid", "retire", "acquire", "start", "kill_process",
+    "frame_died", "take_over", "demand", "notice", "pid", "retire", "acquire", "start", "kill_process",
 )  # fmt: skip
 CALLS_OF_FRAMES = 8
 """So many of them, at the front, are what a frame calls while it works."""
@@ -733,7 +733,7 @@ def deepen(chosen: random.Random, work: Work) -> Work:
             said["thinking"].insert(0, 0.05)
         return json.dumps(said)
 
-    return retold(replace(work, spec={**work.spec, "agents": agents}), lambda text: deeper(text, root=True))
+    return rewritten(replace(work, spec={**work.spec, "agents": agents}), lambda text: deeper(text, root=True))
 
 
 def noted(chosen: random.Random, work: Work) -> Work:
@@ -762,7 +762,7 @@ def noted(chosen: random.Random, work: Work) -> Work:
         said["thinking"].append(round(chosen.random() * 0.2, 3))
         return json.dumps(said)
 
-    return retold(replace(work, spec=with_tools(work.spec)), with_calls, names=("content", "prompt"))
+    return rewritten(replace(work, spec=with_tools(work.spec)), with_calls, names=("content", "prompt"))
 
 
 def note_call(chosen: random.Random) -> list[Any]:

@@ -15,7 +15,7 @@ INPUTS = ("send", "replace")
 """What a client does with an input, beside putting a session away and what comes later in plans."""
 
 
-def retold(
+def rewritten(
     work: Work, told: Callable[[str], str], *, kinds: Collection[str] = (), names: Collection[str] = ("content",)
 ) -> Work:
     """The same work with what `told` makes of its tasks.
@@ -50,4 +50,4 @@ def with_calls(chosen: random.Random, work: Work, kind: str, call: Callable[[str
             said["thinking"].insert(at, round(0.3 * chosen.random(), 3))
         return json.dumps(said)
 
-    return retold(work, added, kinds=INPUTS)
+    return rewritten(work, added, kinds=INPUTS)

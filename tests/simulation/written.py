@@ -23,7 +23,7 @@ from understudy.workflow_definition.checking import converted
 from understudy.workflows import CREATE_WORKFLOW, MODEL_AGENT, WORKFLOW, WORKFLOW_STATUS
 
 from .background import LAST
-from .tasks import INPUTS, retold
+from .tasks import INPUTS, rewritten
 from .tools import BY_POLICY, TOOLS
 from .workflows import SIGNALS
 
@@ -70,7 +70,7 @@ def writing(chosen: random.Random, work: Work) -> Work:
         return json.dumps(said)
 
     spec = {**work.spec, "tools": tools, "workflows": limits}
-    return retold(replace(work, spec=spec), told, kinds=INPUTS)
+    return rewritten(replace(work, spec=spec), told, kinds=INPUTS)
 
 
 class Writing:

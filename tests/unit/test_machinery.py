@@ -50,14 +50,14 @@ class Ray:
 async def found(monkeypatch: pytest.MonkeyPatch, ray: Ray, *known: str) -> list[machinery.RayFrame]:
     """The frames that a supervisor finds there; nobody waits long for an answer."""
 
-    async def settle(call: Awaitable[Any]) -> Any:
+    async def result_of(call: Awaitable[Any]) -> Any:
         return await call
 
     monkeypatch.setattr(machinery, "ray", ray)
     monkeypatch.setattr(machinery, "actor_names", lambda: ray.names)
     monkeypatch.setattr(machinery, "find_actor", ray.find_actor)
     monkeypatch.setattr(machinery, "where", lambda _handle: (PID, ELSEWHERE))
-    monkeypatch.setattr(machinery, "settle", settle)
+    monkeypatch.setattr(machinery, "result_of", result_of)
     monkeypatch.setattr(machinery, "submitted", lambda call: call())
     monkeypatch.setattr(machinery, "ADOPT_SECONDS", 0.05)
     settings: Any = SimpleNamespace(instance="instance")

@@ -26,7 +26,7 @@ from understudy.store.operations.draining import check_drain
 from understudy.supervisor import staffing, watching
 from understudy.supervisor import supervisor as supervising
 from understudy.supervisor.pool import Demand
-from understudy.supervisor.ports import DrainReport, NodeReport, TakenUp
+from understudy.supervisor.ports import DrainReport, NodeReport, TakenOver
 from understudy.supervisor.supervisor import Supervisor
 
 PATIENCE = 20.0
@@ -81,11 +81,11 @@ class Node:
             self.given.append(arguments)
             self.changed.set()
             return arguments[0]
-        if method == "take_up":
+        if method == "take_over":
             self.generation = arguments[0]
             self.told.append(arguments)
             self.changed.set()
-            return TakenUp()
+            return TakenOver()
         if method == "frame_died":
             if self.refusals:
                 raise self.refusals.pop()
@@ -133,7 +133,7 @@ class Node:
                 self.changed.clear()
                 await self.changed.wait()
 
-    async def until_told(self, nodes: list[str]) -> int:
+    async def until_announced(self, nodes: list[str]) -> int:
         """Wait until it was told that these are the nodes; returns the generation it was told with."""
         async with asyncio.timeout(PATIENCE):
             while not self.told or sorted(self.told[-1][2]) != nodes:
@@ -274,7 +274,7 @@ async def supervised(
     running = asyncio.create_task(supervisor.run())
     await supervisor.ready(PATIENCE)
     for node in found.nodes.values():
-        await node.until_told(list(found.nodes))
+        await node.until_announced(list(found.nodes))
     found.supervisor = supervisor  # type: ignore[attr-defined]
     try:
         yield found
@@ -310,8 +310,8 @@ async def test_a_silent_node_is_lost(machinery: Machinery) -> None:
     """Given three nodes, when one gives no answer, then the others are told under the next generation who is left."""
     generation = machinery.generation
     machinery.nodes["b"].silent = True
-    assert await machinery.nodes["a"].until_told(["a", "c"]) == generation + 1
-    assert await machinery.nodes["c"].until_told(["a", "c"]) == generation + 1
+    assert await machinery.nodes["a"].until_announced(["a", "c"]) == generation + 1
+    assert await machinery.nodes["c"].until_announced(["a", "c"]) == generation + 1
     assert machinery.abandoned == ["b"]
 
 
@@ -319,7 +319,7 @@ async def test_a_node_that_ray_has_lost_is_lost_at_once(machinery: Machinery) ->
     """Given three nodes, when one is no longer listed, then its silence need not be waited for."""
     began = time.monotonic()
     del machinery.nodes["c"]
-    await machinery.nodes["a"].until_told(["a", "b"])
+    await machinery.nodes["a"].until_announced(["a", "b"])
     assert machinery.abandoned == ["c"]
     assert time.monotonic() - began < LOST
 
@@ -328,11 +328,11 @@ async def test_a_lost_node_comes_back(machinery: Machinery) -> None:
     """Given a node that was given up, when it answers again, then all are told under the next generation: one that has
     not heard of it can take nothing that is at work there."""
     machinery.nodes["b"].silent = True
-    generation = await machinery.nodes["a"].until_told(["a", "c"])
+    generation = await machinery.nodes["a"].until_announced(["a", "c"])
     machinery.nodes["b"] = Node("b")
     machinery.supervisor._joining.clear()  # type: ignore[attr-defined]
     for node in machinery.nodes.values():
-        assert await node.until_told(["a", "b", "c"]) == generation + 1
+        assert await node.until_announced(["a", "b", "c"]) == generation + 1
     assert {told[0] for told in machinery.nodes["b"].told} == {generation + 1}
 
 
@@ -342,10 +342,10 @@ async def test_a_frame_that_was_made_for_a_lost_service_is_ended(machinery: Mach
     machinery.nodes["b"].demand = {"": Demand(ready=1)}
     await machinery.nodes["b"].until(lambda: bool(machinery.tried))
     machinery.nodes["b"].silent = True
-    await machinery.nodes["a"].until_told(["a", "c"])
+    await machinery.nodes["a"].until_announced(["a", "c"])
     machinery.nodes["b"] = Node("b")
     machinery.supervisor._joining.clear()  # type: ignore[attr-defined]
-    await machinery.nodes["b"].until_told(["a", "b", "c"])
+    await machinery.nodes["b"].until_announced(["a", "b", "c"])
     machinery.created.set()
     await machinery.nodes["b"].until(lambda: 3 in machinery.pids)
     assert machinery.tried[0] not in machinery.supervisor._known.frames  # type: ignore[attr-defined]
@@ -356,7 +356,7 @@ async def test_a_supervisor_that_stood_still_loses_no_node(machinery: Machinery)
     generation = machinery.generation
     time.sleep(2 * LOST)  # noqa: ASYNC251 - what a stopped process does
     machinery.nodes["d"] = Node("d")
-    assert await machinery.nodes["a"].until_told(["a", "b", "c", "d"]) == generation + 1
+    assert await machinery.nodes["a"].until_announced(["a", "b", "c", "d"]) == generation + 1
     assert machinery.abandoned == []
 
 
@@ -423,7 +423,7 @@ async def test_a_lost_node_is_noticed_while_the_lease_is_not_renewed(
     monkeypatch.setattr(supervisor, "_ask", ask)
     await asyncio.wait_for(told.wait(), PATIENCE)
     machinery.nodes["b"].silent = True
-    await machinery.nodes["a"].until_told(["a", "c"])
+    await machinery.nodes["a"].until_announced(["a", "c"])
     assert machinery.abandoned == ["b"]
 
 
@@ -441,7 +441,7 @@ async def test_a_death_is_told_until_it_is_dealt_with(machinery: Machinery) -> N
 
 
 async def test_a_service_that_was_restarted_unnoticed_gets_the_credentials(machinery: Machinery) -> None:
-    """Given a node service that died during a `take_up`, when the repeated call reached the next process, then that is
+    """Given a node service that died during a `take_over`, when the repeated call reached the next process, then that is
     told the rest too."""
     node = machinery.nodes["b"]
     await machinery.supervisor.register(ModelProfile("key", "secret"))  # type: ignore[attr-defined]
@@ -482,7 +482,7 @@ async def test_others_are_asked_where_the_store_is_not_reached(machinery: Machin
                 await supervisor._renew(1.0)
 
 
-@pytest.mark.parametrize("at", ["acquire", "take_up"])
+@pytest.mark.parametrize("at", ["acquire", "take_over"])
 async def test_frames_live_while_a_supervisor_waits_for_the_store(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a supervisor that can't begin since the store is away, then it probes the frames that there are: those that
     nobody calls for long end themselves, with what they are at."""

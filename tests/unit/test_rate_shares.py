@@ -68,9 +68,9 @@ class SimulatedNode:
         self.pace = Pace(*KEY, self.limit, self.nodes, now)
         self.shares = (0, 0)
         if self.latest is not None:
-            self.told(self.latest, now)
+            self.set_share(self.latest, now)
 
-    def told(self, shares: RateShares, now: float) -> None:
+    def set_share(self, shares: RateShares, now: float) -> None:
         """What `NodeRates.share` and `Limits.share` do."""
         if (shares.generation, shares.number) <= self.shares:
             return
@@ -78,7 +78,7 @@ class SimulatedNode:
         self.shares, self.nodes = (shares.generation, shares.number), shares.nodes
         self.pace.shared_by(shares.nodes, now)
         for share in shares.shares:
-            self.pace.told(share, shares.at + LEASE_SECONDS, now)
+            self.pace.set_share(share, shares.at + LEASE_SECONDS, now)
 
     def report(self, chosen: random.Random, now: float) -> RateReport:
         """With a need that changes."""
@@ -106,7 +106,7 @@ def test_shares_never_exceed_the_limit(seed: int) -> None:
         now += 0.05
         for item in [item for item in to_nodes if item[0] <= now]:
             to_nodes.remove(item)
-            nodes[item[1]].told(item[2], now)
+            nodes[item[1]].set_share(item[2], now)
         if now >= away_until:
             for late in [late for late in to_supervisor if late[0] <= now]:
                 to_supervisor.remove(late)
@@ -148,7 +148,7 @@ def test_all_of_a_limit_is_used() -> None:
         for name, node in nodes.items():
             shares = ledger.due(name, now, 1)
             if shares is not None:
-                node.told(shares, now)
+                node.set_share(shares, now)
         waiting = {"a": 300, "b": 300 if step >= 2 else 0}
         if step == 2:
             assert [node.pace.rates(now).requests for node in nodes.values()] == pytest.approx([54.15, 2.85], rel=0.01)

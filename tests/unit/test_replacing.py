@@ -70,7 +70,7 @@ def settings(tmp_path: Path) -> Settings:
 def ray(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Ray:
     found = Ray(settings)
 
-    async def settle(call: Awaitable[Any]) -> Any:
+    async def result_of(call: Awaitable[Any]) -> Any:
         return await call
 
     async def nobody(_self: Connection, _timeout: float) -> None:
@@ -84,7 +84,7 @@ def ray(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Ray:
     monkeypatch.setattr(connecting, "ray", found)
     monkeypatch.setattr(connecting, "find_actor", lambda name: found.actors.get(name))
     monkeypatch.setattr(connecting, "supervisor_handle", lambda _settings: found.actors.get(found.names[0]))
-    monkeypatch.setattr(connecting, "settle", settle)
+    monkeypatch.setattr(connecting, "result_of", result_of)
     monkeypatch.setattr(connecting, "submitted", lambda call: call())
     monkeypatch.setattr(Connection, "_directory", nobody)
     monkeypatch.setattr(replacing, "other_versions", no_versions)

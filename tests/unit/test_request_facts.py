@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.gateway.request_facts import STOP_CHARACTERS, server_of, told_parameters
+from understudy.gateway.request_facts import STOP_CHARACTERS, recorded_parameters, server_of
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_server_is_a_host_and_a_port(url: str, server: tuple[str, int]) -> Non
 )
 def test_parameters_that_are_told(given: dict[str, Any], told: dict[str, Any]) -> None:
     """Those that the conventions name, under one name each; what has another type than it should is left out."""
-    assert told_parameters(given) == told
+    assert recorded_parameters(given) == told
 
 
 VALUES = st.recursive(
@@ -64,6 +64,6 @@ NAMES = ["temperature", "max_tokens", "seed", "stop", "reasoning", "reasoning_ef
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES))
 def test_whatever_a_hook_asks_for(parameters: dict[str, Any]) -> None:
     """Nothing in a request makes this fail, and what is told is numbers and short words."""
-    for value in told_parameters(parameters).values():
+    for value in recorded_parameters(parameters).values():
         words = value if isinstance(value, list) else [value]
         assert all(isinstance(word, (int, float)) or len(word) <= STOP_CHARACTERS for word in words)

@@ -53,7 +53,7 @@ async def test_nodes_are_asked_for_until_they_come(monkeypatch: pytest.MonkeyPat
     async with supervised(found, monkeypatch, QUICK):
         await until_asked(found, 4)
         found.nodes["b"] = Node("b")
-        await found.nodes["b"].until_told(["a", "b"])
+        await found.nodes["b"].until_announced(["a", "b"])
         found.nodes["a"].demand = {"": Demand(acting=1)}
         await until_asked(found, 0)
 
@@ -70,7 +70,7 @@ async def test_a_node_without_work_is_drained_and_left(monkeypatch: pytest.Monke
         assert found.drains["b"]["reason"] == SCALED_DOWN
         assert found.abandoned == []
         found.nodes["b"].drain = DrainReport(SCALED_DOWN, True)
-        assert await found.nodes["a"].until_told(["a"]) == generation + 1
+        assert await found.nodes["a"].until_announced(["a"]) == generation + 1
         assert found.abandoned == ["b"]
         asked = found.nodes["b"].asked
         await asyncio.sleep(0.3)  # that nothing happens can't be awaited
@@ -87,10 +87,10 @@ async def test_a_node_that_was_left_is_taken_back(monkeypatch: pytest.MonkeyPatc
     async with supervised(found, monkeypatch, QUICK):
         await until_drained(found)
         found.nodes["b"].drain = DrainReport(SCALED_DOWN, True)
-        await found.nodes["a"].until_told(["a"])
+        await found.nodes["a"].until_announced(["a"])
         found.nodes["b"].drain = None
         found.nodes["a"].demand = {"": Demand(acting=1, ready=1, oldest=60.0)}
-        await found.nodes["a"].until_told(["a", "b"])
+        await found.nodes["a"].until_announced(["a", "b"])
         assert found.drains == {}
         assert max(found.nodes_asked_for) <= 2
 

@@ -127,7 +127,7 @@ def agree(data: Any) -> bool:
     what makes a definition of it must take it then."""
     problems = Problems()
     look(data, problems)
-    told = problems.told(())
+    told = problems.listed(())
     assert (told == []) is VALIDATOR.is_valid(data), (data, told)
     if not told:
         msgspec.convert(data, Definition)

@@ -2,7 +2,7 @@
 
 import { get, stream } from "./api.js";
 import { h, show, sync, text } from "./dom.js";
-import { age, brief, clock, kind, moment, money, short, told, words } from "./format.js";
+import { age, brief, clock, kind, moment, money, short, summary, words } from "./format.js";
 import { link, makeRow, table, updateRow } from "./rows.js";
 import { Search } from "./search.js";
 
@@ -82,7 +82,7 @@ export function fleetView(main, wanted, page) {
     text(calm, snapshot.incidents.length ? "" : "Nothing out of the ordinary.");
     sync(incidents, snapshot.incidents, (item) => `${item.session_id}/${item.seq}`, (item) =>
       h("li", null, h("time", null, moment(item.at)), " ", h("span", { class: `pill ${kind(item)}` }, words(item.type)), " ",
-        item.session_id ? link(item.session_id, item.agent, " ", brief(item.session_id)) : item.agent, " ", h("span", { class: "told" }, told(item))), () => {});
+        item.session_id ? link(item.session_id, item.agent, " ", brief(item.session_id)) : item.agent, " ", h("span", { class: "summary" }, summary(item))), () => {});
   }
   const leave = stream("/api/fleet/stream", { fleet: shown, change: changed }, { state: page.state, refused: page.refused, check: () => get("/api/me").then((me) => {
     if (me.locked) page.refused(Object.assign(new Error("locked"), { status: 401 }));

@@ -68,7 +68,7 @@ export function kind(event) {
 }
 
 // One line of what an event says, without its envelope.
-export function told(event) {
+export function summary(event) {
   const data = event.data || {};
   const lines = {
     session_crashed: () => `${words(data.cause)}, pid ${data.pid}${data.waiting ? ", while it waited" : ""} → ${data.decision}`,

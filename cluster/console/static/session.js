@@ -4,7 +4,7 @@ import { get, here, of, post, stream } from "./api.js";
 import { ask, h, rowKeys, show, sync, text } from "./dom.js";
 import { FAILED } from "./filters.js";
 import { link, pill } from "./rows.js";
-import { age, amount, brief, clock, counted, kind, moment, money, plain, short, told, words } from "./format.js";
+import { age, amount, brief, clock, counted, kind, moment, money, plain, short, summary, words } from "./format.js";
 import { lane, timeline } from "./timeline.js";
 import { waterfall } from "./waterfall.js";
 
@@ -304,14 +304,14 @@ class SessionView {
     const own = [...this.older, ...(this.events.get(this.id) || [])];
     const all = tree ? [...this.events.values()].flat().sort((a, b) => a.at - b.at || a.seq - b.seq) : own;
     const wanted = this.filter.value.toLowerCase();
-    const found = wanted ? all.filter((event) => `${event.type} ${words(event.type)} ${event.agent} ${event.session_id} ${told(event)}`.toLowerCase().includes(wanted)) : all;
+    const found = wanted ? all.filter((event) => `${event.type} ${words(event.type)} ${event.agent} ${event.session_id} ${summary(event)}`.toLowerCase().includes(wanted)) : all;
     const limit = this.shown || SHOWN_EVENTS;
     const newest = found.slice(-limit).reverse();
     sync(this.list, newest, (event) => `${event.session_id}/${event.seq}`, (event) => {
       const raw = h("pre");
       return h("li", { class: event.type }, h("details", { ontoggle: () => { if (!raw.textContent) text(raw, JSON.stringify(event, null, 2)); } },
         h("summary", null, h("time", null, clock(event.at, true)), h("span", { class: "seq quiet" }, event.seq), h("span", { class: "whose" }, event.agent),
-          h("span", { class: `pill ${kind(event)}` }, words(event.type)), h("span", { class: "told" }, told(event))), raw));
+          h("span", { class: `pill ${kind(event)}` }, words(event.type)), h("span", { class: "summary" }, summary(event))), raw));
     }, () => {});
     this.list.classList.toggle("of-tree", tree);
     text(this.counted, `${newest.length} of ${found.length} events${tree ? ", in the order of their times; only each session's own order is certain" : ""}`);

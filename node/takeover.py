@@ -10,7 +10,7 @@ from understudy.errors import StaleGeneration
 from understudy.store.db.session_row import ActiveSession
 from understudy.store.operations import activation, draining
 from understudy.store.transaction import Transaction
-from understudy.supervisor.ports import TakenUp
+from understudy.supervisor.ports import TakenOver
 
 from .basis import NodeBasis
 from .calls import Calls
@@ -27,7 +27,7 @@ CHUNK = 200
 """So many sessions are looked at before whoever else waits for the event loop gets it."""
 
 
-class TakeUp:
+class Takeover:
     """Takes up the sessions of this node, and those of lost nodes that fall to it."""
 
     def __init__(
@@ -46,7 +46,7 @@ class TakeUp:
         self._commands = commands
         self._begun = self._done = (0, 0)
 
-    async def run(self, generation: int, number: int, nodes: list[str]) -> TakenUp:
+    async def run(self, generation: int, number: int, nodes: list[str]) -> TakenOver:
         """Act for this generation: resume what is at home here and in no frame. Harmless when repeated.
 
         Which frames live is not said: it would be old when it arrives. The supervisor hears of all that are named here
@@ -63,7 +63,7 @@ class TakeUp:
         """
         home = self._node.config.node_id
         if (generation, number) < self._begun or (generation, number) <= self._done:
-            return TakenUp()
+            return TakenOver()
         if home not in nodes:
             raise StaleGeneration(f"node {home[:8]} was given up")
         self._begun = generation, number
@@ -74,7 +74,7 @@ class TakeUp:
             self._projection.nodes_changed()
         try:
             with self._frames.known.reading():
-                found = await self._take_up(home, nodes)
+                found = await self._take_over(home, nodes)
         except BaseException:
             if self._begun == (generation, number):
                 self._node.journal.generation = 0  # so that the supervisor sees that it must say it again
@@ -85,16 +85,16 @@ class TakeUp:
         self._frames.supply.changed.set()
         return found
 
-    async def _take_up(self, home: str, nodes: list[str]) -> TakenUp:
+    async def _take_over(self, home: str, nodes: list[str]) -> TakenOver:
         adopted = await self.adopt(home, nodes)
         await self._notices.tell_homes()
         rows, resumed = await self._node.reading.active([home]), 0
         async for row in in_chunks(rows):
-            resumed += await self._take_up_session(row)
+            resumed += await self._take_over_session(row)
         await self._timers.look()
         await self._timers.look_at_schedules()
-        self._commands.taken_up()
-        return TakenUp(len(rows), resumed, len(adopted))
+        self._commands.taken_over()
+        return TakenOver(len(rows), resumed, len(adopted))
 
     async def adopt(self, home: str, nodes: list[str]) -> list[str]:
         """Take this node's share of what has no home, and learn which nodes are drained."""
@@ -107,10 +107,10 @@ class TakeUp:
             return activation.adopt(tx, home, nodes), draining.drains(tx)
 
         adopted, drains = await self._node.journal.submit(operation)
-        self._draining.told(drains)
+        self._draining.learn(drains)
         return adopted
 
-    async def _take_up_session(self, row: ActiveSession) -> int:
+    async def _take_over_session(self, row: ActiveSession) -> int:
         session_id, frame_id, assignments = row.session_id, row.frame_id, self._frames.assignments
         if self._frames.holder(row) is not None:
             return 0
