@@ -15,7 +15,7 @@ class Wanted:
 
     Attributes:
         tool: the tool of its call.
-        arguments: of it, as JSON text: by these a step is told from another one.
+        arguments: of it, as JSON text: these distinguish a step from another one.
         read: makes of the result's text what the code gets. May raise whatever the code shall get instead.
     """
 

@@ -86,7 +86,7 @@ class CallOutcomes:
         self._commands = NodeCommands(node, frame, window)
         self._servers = servers
         self._since: dict[str, tuple[int, int]] = {}  # when calls were last begun here, and how often by then
-        self._told = {item.id for item in window.inbox}
+        self._first_inbox = {item.id for item in window.inbox}
         self._unrecorded: list[Callable[[], None]] = []
 
     @property
@@ -144,7 +144,7 @@ class CallOutcomes:
         """The answer to a call, if it has come with all that follows from it: the record of a decision that is to be
         remembered is a message, which an Ack does not bring."""
         item = answer_to(call, self._window.inbox)
-        return None if item is not None and "remember" in item.payload and item.id not in self._told else item
+        return None if item is not None and "remember" in item.payload and item.id not in self._first_inbox else item
 
     async def run(self, call: CallState, spec: dict[str, Any], limit: asyncio.Semaphore) -> Outcome | None:
         """Run one call under its `on_crash` rule and put its result into the draft; None if a person is asked."""
@@ -358,24 +358,24 @@ class CallOutcomes:
     async def _in_doubt(self, call: CallState, spec: dict[str, Any], died: str) -> Outcome | None:
         """What is known of a call that had started when a process died that was at it; None to run it again."""
         policy = spec["on_crash"]
-        told = ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy)
+        event = ToolInDoubt(call_id=call.call_id, tool=call.tool, policy=policy)
         if policy == "reconcile":
-            return await self._reconcile(call, spec, told, died)
-        self._commits.draft.entries.append(told)
+            return await self._reconcile(call, spec, event, died)
+        self._commits.draft.entries.append(event)
         if policy == "rerun":
             return None
         return without_result(call, died)
 
-    async def _reconcile(self, call: CallState, spec: dict[str, Any], told: LogEntry, died: str) -> Outcome:
+    async def _reconcile(self, call: CallState, spec: dict[str, Any], event: LogEntry, died: str) -> Outcome:
         """What the tool's own function finds out about a call; it is code of the user's, and begins as a tool does."""
         timeout = spec["timeout"] or self._window.spec["tool_timeout"]
         self._patience.expect(time.monotonic() + timeout)
         try:
             loaded = await self._load(spec)
         except Exception as error:
-            self._commits.draft.entries.append(told)
+            self._commits.draft.entries.append(event)
             return Outcome("interrupted", presentable(reconcile_failed(f"{type(error).__name__}: {error}", died)))
-        outcome, events = None, [told]
+        outcome, events = None, [event]
         while outcome is None:
             before = await self._fence(call, *events)
             self._patience.expect(time.monotonic() + timeout)
@@ -440,7 +440,7 @@ def _may_go_on_elsewhere(call: CallState, spec: dict[str, Any]) -> bool:
 
 
 def _died_at(call: CallState, spec: dict[str, Any] | None) -> str:
-    """Who was at a call that is in doubt: a person who is asked about it was told so."""
+    """Which process was at a call in doubt: a person who is asked about it was shown that."""
     if spec is None or call.question != IN_DOUBT:
         return AGENT_PROCESS
     return SERVER_PROCESS if is_of_server(spec) else TASK_PROCESS if is_task(spec) else AGENT_PROCESS

@@ -23,7 +23,7 @@ _STRICTNESS = ("allow", "ask", "deny")
 def judge(command: str, rules: Sequence[CommandRule]) -> CommandRule | None:
     """The strictest of what the rules say of the simple commands in a command line; None if they allow all of them.
 
-    The first rule that matches a simple command counts for it. One that can't be told apart counts as a whole.
+    The first rule that matches a simple command counts for it. What can't be split into them counts as a whole.
     """
     found: CommandRule | None = None
     for part in simple_commands(command) if rules else ():

@@ -73,15 +73,15 @@ class Commits:
         draft, self.draft = self.draft, Draft()
         return draft.batch(self._window, **what)
 
-    async def flush(self, *, anew: bool = False) -> None:
+    async def flush(self, *, even_if_empty: bool = False) -> None:
         """Commit the draft and keep the frame; it holds no messages then. Callers that wait for the lock share one.
 
         Args:
-            anew: also if there is nothing to commit: what the store has for the session by now comes with the Ack.
+            even_if_empty: also without anything to commit: the Ack has what the store has for the session by now.
         """
         async with self._lock:
             await self._deliver()
-            if self.draft or anew:
+            if self.draft or even_if_empty:
                 self._sent = self._batch()
                 await self._deliver()
 

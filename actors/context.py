@@ -76,7 +76,7 @@ class View(msgspec.Struct, frozen=True, omit_defaults=True):
         through: messages up to this `seq` are left out; `note` stands for them.
         elided: results of tools up to this `seq` are shortened (`Policy.elide`).
         longest: characters that each message keeps; 0 for all.
-        window: of the model in tokens, as a refusal of its endpoint told; 0 before there was one.
+        window: of the model in tokens, as a refusal of its endpoint said; 0 before there was one.
         summary: of what is left out; empty if there is none.
         gap: the latest of what is left out is not in the summary.
         input: those among what is left out of the run that was at work then.

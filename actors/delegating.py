@@ -27,7 +27,7 @@ LONGEST_SCHEMA = 20_000
 OUTPUT_RETRIES = 2
 
 SHOWN_PROBLEMS, SHOWN_PROBLEM = 10, 300
-"""So much is told of what is wrong with a schema."""
+"""So much is reported of what is wrong with a schema."""
 
 
 def offered(
@@ -139,8 +139,8 @@ def _output(schema: Any, delegation: dict[str, Any]) -> dict[str, Any] | str:
         found = [str(error)]
     if isinstance(found, dict):
         return found
-    told = "".join(f"\n- {problem[:SHOWN_PROBLEM]}" for problem in found[:SHOWN_PROBLEMS])
-    return f'the argument "output_schema" can\'t be used:{told}'
+    lines = "".join(f"\n- {problem[:SHOWN_PROBLEM]}" for problem in found[:SHOWN_PROBLEMS])
+    return f'the argument "output_schema" can\'t be used:{lines}'
 
 
 def _problem(instructions: Any, wanted: Any, model: Any, delegation: dict[str, Any] | None) -> str | None:

@@ -1,4 +1,4 @@
-"""What a hook is told, and what it may want: the vocabulary of `hooks.py`."""
+"""What a hook receives, and what it may want: the vocabulary of `hooks.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from understudy.messages import ALWAYS, THIS_ROUND
 
 @dataclass(frozen=True, kw_only=True)
 class HookContext:
-    """What a hook is told: a copy of its own, so that changing it changes nothing else.
+    """What a hook receives: a copy of its own, so that changing it changes nothing else.
 
     Attributes:
         round: of the model call or tool call; 0 at the start of a run.
@@ -21,7 +21,7 @@ class HookContext:
             the hooks before this one left them); None where that is no JSON object.
         outcome: of the tool call (`ToolFinished` names them), or the status with which the run ends.
         text: the input (`session_start`, `run_start`), the model's reply (`after_model`), the result that the model is
-            about to be told (`after_tool`, `tool_error`), what the model is asked in order to fold its history
+            about to receive (`after_tool`, `tool_error`), what the model is asked in order to fold its history
             (`before_fold`), its summary (`after_fold`), what was recalled (`memory_recalled`), or the run's answer
             (`run_end`).
         messages: what the model is asked, in the OpenAI chat completions form (`before_model`).
@@ -74,7 +74,7 @@ class Replace:
 
     Attributes:
         arguments: that the tool is called with (`before_tool`).
-        text: the input (`run_start`), the result that the model is told (`after_tool`), what the model is asked in
+        text: the input (`run_start`), the result that the model receives (`after_tool`), what the model is asked in
             order to fold its history (`before_fold`), the summary (`after_fold`), what was recalled
             (`memory_recalled`), or the run's answer (`run_end`).
         model: that this model call asks, of the same profile (`before_model`).
@@ -110,7 +110,7 @@ class Inject:
 
 @dataclass(frozen=True)
 class Continue:
-    """The run does not end with this answer (`run_end`, when it is about to complete): the model is told why, and goes
+    """The run does not end with this answer (`run_end`, when it is about to complete): the model reads why, and goes
     on."""
 
     reason: str

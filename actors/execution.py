@@ -243,7 +243,7 @@ async def reconcile(
     tool: LoadedTool, context: ToolContext, timeout: float, before: float,
     begun: Callable[[asyncio.Future[Any]], None] = _ignore, died: str = AGENT_PROCESS,
 ) -> Outcome | None:  # fmt: skip
-    """Ask a tool's own function what became of a call; whatever goes wrong with that is told to the model.
+    """Ask a tool's own function what became of a call; whatever goes wrong with that is reported to the model.
 
     It is run as a tool is (`execute`): None if it was too late to begin.
 
@@ -268,7 +268,7 @@ async def reconcile(
 
 
 def reconcile_failed(problem: str, died: str) -> str:
-    """What the model is told of a call in doubt about which nothing could be found out."""
+    """What the model reads of a call in doubt about which nothing could be found out."""
     return f"{interrupted(died)}; finding out failed: {problem}"
 
 

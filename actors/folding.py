@@ -78,7 +78,7 @@ def take_summary(window: Window, draft: Draft, summary: str) -> None:
 
 
 def _inputs(window: Window, through: int) -> str:
-    """What the current run was told, by inputs, news and steers, of that which is left out with what is up to a `seq`:
+    """What the current run received, by inputs, news and steers, of that which is left out with what is up to a `seq`:
     all of it, or the beginnings and ends of the first and the latest."""
     said = [message for message in window.backwards() if message.role == "user" and message.seq <= through]
     return repeated([message.text for message in reversed(said) if message.origin in INPUTS])

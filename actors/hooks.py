@@ -222,7 +222,7 @@ class Hooks:
         load: Callable[[dict[str, Any]], Awaitable[LoadedHook]],
         expect: Callable[[float], None],
     ) -> None:
-        """`expect` is told until which monotonic time code of the user's may run."""
+        """`expect` gets the monotonic time until which code of the user's may run."""
         self._window = window
         self._load = load
         self._expect = expect
@@ -339,7 +339,7 @@ class Hooks:
         return Permitted(call, reasons)
 
     async def after_tool(self, call: CallState, outcome: Outcome) -> Outcome:
-        """Call the hooks after a tool call, whatever its outcome; returns it with the text that the model is told."""
+        """Call the hooks after a tool call, whatever its outcome; returns it with the text that the model gets."""
         # What a finished call's result is was known before; so it may be for one that a person was asked about.
         redone = self._window.redone or call.state in ("finished", "asked") or call.call_id in self._shown
         self._shown.add(call.call_id)  # if a cancel ends this, it is shown once more

@@ -28,7 +28,7 @@ MAX_DEPTH = 50
 """So deep may arrays and objects be nested."""
 
 MAX_PROBLEMS, MAX_PROBLEM_CHARACTERS = 10, 300
-"""So much is told of what is wrong."""
+"""So much is reported of what is wrong."""
 
 SPACE = " \t\r\n\ufeff"
 OPENING, CLOSING = "{[", {"{": "}", "[": "]"}
@@ -55,8 +55,8 @@ class Rejected(Exception):
         super().__init__(reason, *problems)
         self.reason = reason
         more = len(problems) - MAX_PROBLEMS
-        told = [_short(problem) for problem in problems[:MAX_PROBLEMS]]
-        self.problems = [*told, f"and {more} more"] if more > 0 else told
+        shown = [_short(problem) for problem in problems[:MAX_PROBLEMS]]
+        self.problems = [*shown, f"and {more} more"] if more > 0 else shown
 
 
 class Reader:

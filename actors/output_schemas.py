@@ -46,7 +46,7 @@ def output_for(schema: dict[str, Any], kind: str | None, *, mode: str, retries: 
 
 
 def name_of(title: str) -> str:
-    """What an endpoint is told the answer is called."""
+    """The answer's name in a request to an endpoint."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", title)[:64] or "output"
 
 

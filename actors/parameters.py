@@ -106,7 +106,7 @@ class ToolContext:
 
     def emit(self, name: str, data: Any = None) -> None:
         """Add an event of the tool's own to the session's events, as `custom`. None of them is dropped, and they keep
-        their order; one that is not committed when the process dies is lost, and a call that runs again emits anew.
+        their order; one that is not committed when the process dies is lost, and a call that runs again emits again.
 
         It returns at once; else like `progress`.
 

@@ -276,7 +276,7 @@ def _write(workspace: Workspace, path: str, content: bytes | None) -> None:
 
 
 def _summary(changes: list[Change]) -> str:
-    """What a model is told of a patch that was applied."""
+    """What a model reads of a patch that was applied."""
     marks = {ADD: "A", DELETE: "D"}
     lines = []
     for change in changes:

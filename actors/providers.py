@@ -22,7 +22,7 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryContext:
-    """What a memory provider is told.
+    """What a memory provider receives.
 
     Attributes:
         call_key: `session/run`: the same in every activation, so it is an idempotency key for `remember`.

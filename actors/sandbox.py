@@ -206,8 +206,8 @@ def bubblewrap_problem() -> str | None:
     except (OSError, subprocess.SubprocessError) as error:
         return f"bubblewrap does not work on this node: {error}"
     if tried.returncode:
-        told = tried.stderr.decode(errors="replace").strip()[-300:] or f"exit code {tried.returncode}"
-        return f"bubblewrap does not work on this node ({told}): it needs user namespaces, see docs/sandbox.md"
+        reason = tried.stderr.decode(errors="replace").strip()[-300:] or f"exit code {tried.returncode}"
+        return f"bubblewrap does not work on this node ({reason}): it needs user namespaces, see docs/sandbox.md"
     return None
 
 

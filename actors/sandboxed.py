@@ -43,7 +43,7 @@ def in_sandbox(spec: dict[str, Any]) -> Callable[..., Coroutine[Any, Any, Result
 
     async def call(**arguments: Any) -> Result:
         context: ToolContext = arguments.pop(CONTEXT)
-        told = {
+        shared = {
             field.name: getattr(context, field.name)
             for field in dataclasses.fields(context)
             if field.name not in ONLY_HERE
@@ -53,7 +53,7 @@ def in_sandbox(spec: dict[str, Any]) -> Callable[..., Coroutine[Any, Any, Result
         paths = import_path()
         request = {
             "spec": {name: value for name, value in spec.items() if name != "sandbox"},
-            "arguments": arguments, "context": {**told, "workspace": workspace}, "import_path": paths,
+            "arguments": arguments, "context": {**shared, "workspace": workspace}, "import_path": paths,
             "skills": skills, "web": msgspec.to_builtins(context.web),
         }  # fmt: skip
         # -I: nothing is imported from the current directory, nor from where PYTHONPATH points. Its time is `execute`'s.

@@ -73,18 +73,18 @@ class Servers:
 
     # What they offer.
 
-    async def list_tools(self, *, anew: bool) -> dict[str, Any] | None:
+    async def list_tools(self, *, all_servers: bool) -> dict[str, Any] | None:
         """Have the next batch say what the servers offer, where that is not what the log says; the error that the run
         ends with where a server is needed that can't be used.
 
         Args:
-            anew: ask all of them, as when a run begins; otherwise those of which the log says nothing.
+            all_servers: ask all of them, as when a run begins; otherwise those of which the log says nothing.
         """
         servers: list[dict[str, Any]] = self._window.spec.get("mcp_servers", ())
         if not servers:
             return None
         known = self._known()
-        due = [server for server in servers if anew or server["name"] not in known]
+        due = [server for server in servers if all_servers or server["name"] not in known]
         if due:
             with self._patience.waiting():
                 await asyncio.gather(*map(self._list, due))

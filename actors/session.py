@@ -103,7 +103,7 @@ class Activation:
                 return await self._end_as(self._ended)
             if window.model_error is not None:
                 return await self._after_error(window.model_error)
-            if window.wait == "model":  # taken up while a call is in flight: attach to it
+            if window.wait == "model":  # activated while a call is in flight: attach to it
                 return self._guarded(Step(None, window.request(window.round, whole=True)), redone=True)
             if window.calls:
                 unusable = await self._worktree.make()
@@ -234,7 +234,7 @@ class Activation:
             return await self._step()
         if window.rounds() >= window.spec["max_rounds"]:
             return await self._finish("round_limit", window.reply())
-        unusable = await self._worktree.make() or await self._servers.list_tools(anew=self._begins)
+        unusable = await self._worktree.make() or await self._servers.list_tools(all_servers=self._begins)
         self._begins = False
         if unusable is not None:
             return await self._finish("failed", window.reply(), error=unusable)

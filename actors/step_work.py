@@ -202,7 +202,7 @@ class StepWork:
         elif reported is not None and reported in done:
             self._commits.draft.entries += self._outcomes.reports.take()  # a call's start may have been committed since
         elif not done and (self._commits.draft or with_others):
-            await self._commits.flush(anew=True)
+            await self._commits.flush(even_if_empty=True)
         elif not done and self._watch is None:
             watched = self._window.activation, self._window.run_id or "", self._window.round
             self._watch = asyncio.create_task(self._node.interrupted(self._frame_id, *watched))

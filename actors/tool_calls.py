@@ -195,7 +195,7 @@ class ToolCalls:
         return self._outcomes.run(call, spec, limit)
 
     async def _known(self, call: CallState) -> Outcome | None:
-        """The outcome that a call has in the store; one that was given up there has not been told to any hook."""
+        """The outcome that a call has in the store; one that was given up there has not been shown to any hook."""
         if call.state != "finished" or call.result is None:
             return None
         outcome = Outcome.of(call.result)
@@ -255,7 +255,7 @@ class ToolCalls:
         else:
             self._window.cancel = reason
         if any(map(self._is_with_others, self._window.calls)):  # what others said of these before counts
-            await self._commits.flush(anew=True)
+            await self._commits.flush(even_if_empty=True)
 
     async def _stop(self, pending: Collection[asyncio.Future[Any]]) -> None:
         for task in pending:

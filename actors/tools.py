@@ -83,7 +83,7 @@ class ToolDefinition:
     """What `@tool` knows about a function.
 
     Attributes:
-        on_crash: what happens to a call that had started when its process died. `report`: the model is told that the
+        on_crash: what happens to a call that had started when its process died. `report`: the model reads that the
             outcome is unknown. `rerun`: it runs again. `ask`: a person decides (`Session.answer`). A function: it is
             called with the call's `ToolContext` to find out what happened, and its result is the call's.
         timeout: seconds for one call; None for the agent's `tool_timeout`.
@@ -334,7 +334,7 @@ class LoadedTool:
         parameters: JSON schema that arguments must satisfy.
         context_parameter: name of the parameter that takes the `ToolContext`.
         reconcile: finds out what became of a call; None where the specification does not say so, or the function that
-            did is gone: nobody knows then, and that is what the model is told.
+            did is gone: nobody knows then, and that is what the model reads.
         converted: parameters whose values pydantic builds, with their types.
         from_server: the schema is an MCP server's.
     """

@@ -87,7 +87,7 @@ class TypedOutput:
 
         Args:
             any_text: it asks for a summary, or for the rest of a reply, which fits no schema by itself: a model that is
-                held to one would begin anew.
+                held to one would start over.
         """
         schema = self._output["schema"]
         if mode == TOOL:
@@ -170,25 +170,25 @@ class TypedOutput:
         return bool(given)
 
     def again(self, rejected: Rejected, model: str) -> Message:
-        """What the model is told of a text that was not accepted."""
+        """What the model reads of a text that was not accepted."""
         mode = self.mode(model)
         wanted = "Reply with one JSON object that fits the JSON Schema, and nothing else."
         if mode == TOOL:
             wanted = f"Give your final answer by calling the tool {FINAL_ANSWER}."
         elif mode == NATIVE:  # endpoints that know no response formats may ignore them
             wanted = f"{wanted} The JSON Schema:\n{to_json(self._output['schema'])}"
-        return Message("user", f"{_told(rejected)}\n{wanted}", origin=ORIGIN)
+        return Message("user", f"{_rejection_text(rejected)}\n{wanted}", origin=ORIGIN)
 
     def outcomes(self, given: Sequence[CallState], rejected: Rejected) -> dict[str, Outcome]:
         """The results of calls that gave no acceptable answer."""
-        outcome = Outcome("invalid", f"{_told(rejected)}\nCall {FINAL_ANSWER} again.")
+        outcome = Outcome("invalid", f"{_rejection_text(rejected)}\nCall {FINAL_ANSWER} again.")
         return {call.call_id: outcome for call in given}
 
     def last_outcomes(
         self, calls: Sequence[CallState], given: Sequence[CallState], rejected: Rejected | None = None
     ) -> dict[str, Outcome]:
         """The results of a round's calls with which the run ends."""
-        ending = Outcome("ok", ACCEPTED) if rejected is None else Outcome("invalid", _told(rejected))
+        ending = Outcome("ok", ACCEPTED) if rejected is None else Outcome("invalid", _rejection_text(rejected))
         return {call.call_id: ending if call in given else Outcome("refused", RUN_ENDED) for call in calls}
 
     def failed(self, rejected: Rejected, session_id: str) -> dict[str, Any]:
@@ -204,6 +204,6 @@ def _finish_reason(reply: Message) -> str:
     return str((reply.extra or {}).get("finish_reason", ""))
 
 
-def _told(rejected: Rejected) -> str:
+def _rejection_text(rejected: Rejected) -> str:
     problems = "\n".join(f"- {problem}" for problem in rejected.problems)
     return f"This is not accepted as your final answer ({rejected.reason}):\n{problems}"

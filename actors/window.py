@@ -57,7 +57,7 @@ OUTPUT_TOKENS = 4096
 
 
 class Window:
-    """A session as its frame sees it: messages kept from activation to activation, the rest told afresh each time.
+    """A session as its frame sees it: messages kept from activation to activation, the rest received each time.
 
     Attributes:
         incarnation: of the session: with another one this window is not the session's any more.
@@ -84,7 +84,7 @@ class Window:
         self.web = msgspec.convert(spec["web"], WebRules) if "web" in spec else None
         self._conversation = self._begun(View(), self._toolbox)
         self._offered = self._toolbox.size
-        self._told = 0  # so many of the messages are in the conversation
+        self._appended = 0  # so many of the messages are in the conversation
         self._folds: list[Message] = []  # records, requests and answers, as they are committed
         self.decisions: list[Message] = []
         self.known_seq = 0
@@ -147,8 +147,8 @@ class Window:
         return True
 
     def forget_messages(self) -> None:
-        """Let go of the messages, in the knowledge of what they said: what comes later is told as before."""
-        self.messages, self._told, self.is_whole = [], 0, False
+        """Let go of the messages, in the knowledge of what they said: what comes later is appended as before."""
+        self.messages, self._appended, self.is_whole = [], 0, False
 
     def acknowledge(self, ack: Ack) -> None:
         """Take in what a commit returned."""
@@ -272,21 +272,22 @@ class Window:
         known = self._conversation.view
         if structs.replace(view, seq=0) != structs.replace(known, seq=0) or toolbox.size != self._offered:
             self._conversation, self._offered = self._begun(view, toolbox), toolbox.size
-            self._told = 0
-        self._conversation.extend(self.messages[self._told :])
-        self._told = len(self.messages)
+            self._appended = 0
+        self._conversation.extend(self.messages[self._appended :])
+        self._appended = len(self.messages)
         return self._conversation
 
     def _passing(self, drafted: Sequence[Message], round_number: int) -> list[Message]:
         """The messages that are for this model call only, in order: what was added for it, and what was added since the
         last answer for the call behind that, which may have been one for a summary, or have had no answer."""
         found: list[Message] = []
-        anew = {FOLD_REQUEST, *(f"hook:{hook['name']}" for hook in self.spec.get("hooks", ()) if _is_asked_anew(hook))}
+        hooks = (f"hook:{hook['name']}" for hook in self.spec.get("hooks", ()) if _is_of_model_calls(hook))
+        each_call = {FOLD_REQUEST, *hooks}
         for message in self.backwards(drafted):
             if message.role == "assistant" and not message.origin:
                 break
             is_of_call = message.round == round_number - 1
-            if message.visibility == THIS_ROUND and (is_of_call or message.origin not in anew):
+            if message.visibility == THIS_ROUND and (is_of_call or message.origin not in each_call):
                 found.append(message)
         return found[::-1]
 
@@ -351,7 +352,7 @@ def _sees_end(spec: dict[str, Any]) -> bool:
     return seen or any("remember" in provider["does"] for provider in providers)
 
 
-def _is_asked_anew(hook: dict[str, Any]) -> bool:
+def _is_of_model_calls(hook: dict[str, Any]) -> bool:
     """Whether a hook is called for each model call: what it wanted for an earlier one counts no more."""
     return bool(hook["point"] == "before_model")
 

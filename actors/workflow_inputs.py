@@ -33,9 +33,9 @@ def checked_inputs(definition: Definition, inputs: dict[str, Any]) -> dict[str, 
         problems += [{"field": name, "problem": problem} for problem in misfits(found[name], schema)]
     if problems:
         problems.sort(key=lambda item: item["field"])
-        told = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
+        listed = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
         raise InvalidInput(
-            f"the inputs of workflow {definition.name!r} can't be used: {told}", details={"problems": problems}
+            f"the inputs of workflow {definition.name!r} can't be used: {listed}", details={"problems": problems}
         )
     return found
 

@@ -48,7 +48,7 @@ def as_workflow(
         options: see `@workflow`.
 
     Raises:
-        InvalidSpec: there is no such option. What is wrong with the definition is told when it is run.
+        InvalidSpec: there is no such option. What is wrong with the definition is reported when it is run.
     """
 
     async def done(context: WorkflowContext, /, **inputs: Any) -> Any:

@@ -67,19 +67,17 @@ class Live:
     """A workflow's code where it has come to, and what the log must have for it to go on from there.
 
     Attributes:
-        told: so many of the window's messages are in it.
-        said: messages that this process has added since, in order.
+        said: messages that this process has added since the window's messages were forgotten, in order.
     """
 
     execution: Execution
     recorded: Recorded
     run_id: str
-    told: int
     said: list[Message]
 
     def fits(self, window: Window) -> bool:
         """Whether the log is what this process has made it, and nothing else."""
-        new = [_identity(message) for message in window.messages[self.told :]]
+        new = [_identity(message) for message in window.messages]
         return self.run_id == window.run_id and new == [_identity(message) for message in self.said]
 
 
@@ -135,7 +133,7 @@ class WorkflowActivation:
             asked = self._work.question(DIVERGED)
             if asked is not None and (step := await self._answered(asked)) is not None:
                 return step
-            unusable = await self._worktree.make() or await self._servers.list_tools(anew=not window.listed)
+            unusable = await self._worktree.make() or await self._servers.list_tools(all_servers=not window.listed)
             if unusable is not None:
                 return await self._finish(Finish("failed", error=unusable))
             execution = await self._code(live)
@@ -204,7 +202,7 @@ class WorkflowActivation:
         while True:
             self._note(execution)
             if execution.is_over and not (execution.dropped and isinstance(execution.error, ContinueAsNew)):
-                return await self._over(execution)  # no timer of its own may be left to the code that begins anew
+                return await self._over(execution)  # no timer of its own may be left to the code that starts over
             results = await self._work.results(execution)
             if self.window.cancel is not None:
                 return await self._finish(Finish("cancelled"))
@@ -217,7 +215,7 @@ class WorkflowActivation:
         assert self._recorded is not None
         assert self.window.run_id is not None
         self.window.forget_messages()
-        self.window.workflow = Live(execution, self._recorded, self.window.run_id, 0, self._said)
+        self.window.workflow = Live(execution, self._recorded, self.window.run_id, self._said)
         return await self._step(wait=self._steps.wait_for(self._work.calls.values()))
 
     def _note(self, execution: Execution) -> None:

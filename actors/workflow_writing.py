@@ -59,7 +59,7 @@ def workflow_of(window: Window, call: CallState, *, background: bool) -> Spawn |
     try:
         task = to_json(checked_inputs(definition, inputs or {}))
     except InvalidInput as error:
-        return _told("inputs", error.details["problems"])
+        return _problem_text("inputs", error.details["problems"])
     made = for_child(specification(definition, spec), spec, window.incarnation, copy=True)
     if isinstance(made, str):
         return made
@@ -78,10 +78,10 @@ def _read(data: Any, spec: dict[str, Any]) -> Definition | str:
         asks=any(builtin(tool) == REQUEST_USER_INPUT for tool in spec["tools"]), sessions=spec["max_depth"] > 1,
     )  # fmt: skip
     problems = definition_problems(data, agents=limits["agents"], tools=limits["tools"], limits=within)
-    return _told("definition", problems) if problems else converted(data)
+    return _problem_text("definition", problems) if problems else converted(data)
 
 
-def _told(argument: str, problems: list[dict[str, str]]) -> str:
+def _problem_text(argument: str, problems: list[dict[str, str]]) -> str:
     lines = "".join(f"\n- {item['field']}: {item['problem']}" for item in problems)
     number = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
     return f'nothing was done: the argument "{argument}" has {number}. Mend all of it, and call again:{lines}'

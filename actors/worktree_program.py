@@ -144,7 +144,7 @@ def locked(request: dict[str, Any], into: str | None = None) -> Iterator[None]:
 
 
 def create(request: dict[str, Any]) -> dict[str, Any]:
-    """Make the worktree, unless it is there; what is there of one that was not made to its end is made anew."""
+    """Make the worktree, unless it is there; one that was not made to its end is made again."""
     with locked(request):
         if is_ready(request):
             return {"created": False}

@@ -64,7 +64,7 @@ class WorkingTree:
         """Make sure that no other activation of the session exists, before something is merged that only the present
         one may merge. Raises `Fenced` if there is one."""
         if self._is_merged_as(status) and not self._commits.draft.messages:
-            await self._commits.flush(anew=True)
+            await self._commits.flush(even_if_empty=True)
 
     async def end(self, wanted: Finish) -> Finish:
         """Merge, keep or remove the worktree of a run that ends; how the run ends with that."""
@@ -82,8 +82,8 @@ class WorkingTree:
         if found["outcome"] == "none":
             return replace(wanted, worktree=found)
         found |= {"branch": worktree["branch"], "path": window.spec["workspace"]}
-        told = {name: found[name] for name in ("outcome", "branch", "files", "commit") if name in found}
-        self._commits.draft.entries.append(WorktreeEnded(**told))
+        fields = {name: found[name] for name in ("outcome", "branch", "files", "commit") if name in found}
+        self._commits.draft.entries.append(WorktreeEnded(**fields))
         if found["outcome"] == "conflict":
             return Finish("failed", wanted.text, error=self._conflict(found).to_wire(), worktree=found)
         return replace(wanted, worktree=found)
@@ -92,7 +92,7 @@ class WorkingTree:
         return status == "completed" and "worktree" in self._window.spec
 
     def _left(self, worktree: dict[str, Any]) -> dict[str, Any]:
-        """What is told of a worktree about which nothing could be done."""
+        """What is reported of a worktree about which nothing could be done."""
         path = self._window.spec["workspace"]
         if path is None or not os.path.isdir(path):
             return {"outcome": "none"}
@@ -113,7 +113,7 @@ class WorkingTree:
         )
 
     def _request(self, worktree: dict[str, Any]) -> dict[str, Any]:
-        """What the program is told. Raises `WorktreeFailed` if there is no repository."""
+        """What the program receives. Raises `WorktreeFailed` if there is no repository."""
         window = self._window
         if worktree.get("repository") is None:
             raise self._failed("a session that no other one starts needs Worktree(repository=…), the top of one")

@@ -64,7 +64,7 @@ def _kill(cluster: Cluster, spec: Any, moment: str, *, standbys: int = 1) -> flo
     run = session.send(session.id)  # the endpoint knows a repeated call by its messages, so no two are alike
     _await(run, moment)
     until(lambda: len(frames(cluster, "standby")) >= standbys, "a standby")
-    time.sleep(1.0)  # a standby is listed before it has called in at its node service, which nobody is told
+    time.sleep(1.0)  # a standby is listed before it has called in at its node service, which nothing reports
     pid = session.info().actor_pid
     assert pid is not None
     killed = time.time_ns()

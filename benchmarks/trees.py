@@ -1,4 +1,4 @@
-"""Trees of agents: with actors killed all the time, told to end half-way, and against a budget."""
+"""Trees of agents: with actors killed all the time, cancelled half-way, and against a budget."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def _parent(name: str, count: int, child: AgentSpec, **fields: Any) -> AgentSpec
 
 
 def wrong(cluster: Cluster, session: Session, expected: tuple[int, ...]) -> int:
-    """How many agents of a tree did not do exactly what they should: told their parent's model once what they found.
+    """How many agents of a tree did not do exactly what they should: give their parent's model once what they found.
 
     Args:
         expected: how many sub-agents an agent has, by depth.
     """
-    told = [message.text for message in session.messages() if message.role == "tool"]
+    results = [message.text for message in session.messages() if message.role == "tool"]
     ends = [event.status for event in session.events() if event.type == "run_finished"]
     children = session.children()
     texts = [cluster.session(child.id).messages()[-1].text for child in children]
     should = texts if expected else [FOUND]
-    right = ends == ["completed"] and sorted(told) == sorted(should) and len(children) == (expected or (0,))[0]
+    right = ends == ["completed"] and sorted(results) == sorted(should) and len(children) == (expected or (0,))[0]
     return (not right) + sum(wrong(cluster, cluster.session(child.id), expected[1:]) for child in children)
 
 
@@ -98,7 +98,7 @@ def cancel(bench: Bench) -> list[Row]:
             processes.append(ended.last_process)
             behind += ended.behind
             unfinished += ended.unfinished
-        text = f"{count} sub-agents told to end, {kills} kills"
+        text = f"{count} sub-agents cancelled, {kills} kills"
         rows += [
             Row("cancel", f"{text}: the last model call is gone", median(calls), "s", note=f"worst {max(calls):.2f} s"),
             Row("cancel", "the last command is gone", median(processes), "s", note=f"worst {max(processes):.2f} s"),

@@ -23,7 +23,7 @@ LONGEST_MESSAGE = 100_000
 
 
 def news_identifier(child_id: str, run_id: str, task: str) -> str:
-    """The id of the input by which a session is told of the end of a sub-agent's run; `task` is its first one's."""
+    """The id of the input by which a session is notified of the end of a sub-agent's run; `task` is its first one's."""
     return f"news.{child_id}" if run_id == task else f"news.{child_id}.{run_id}"
 
 

@@ -86,7 +86,7 @@ class InvalidConfiguration(InvalidInput):
 
 
 class MetricsPortTaken(InvalidConfiguration):
-    """A node service can't serve its metrics on the port that it was told to: another process listens there."""
+    """A node service can't serve its metrics on the port that it was given: another process listens there."""
 
     code = "metrics_port_taken"
     hint = (
@@ -465,7 +465,7 @@ class DeadlineExceeded(ClusterError):
 
 
 class NoProgress(UnderstudyError):
-    """The model asked for the same call again and again, although it was told that it has the result."""
+    """The model asked for the same call again and again, although a message said that it has the result."""
 
     code = "no_progress"
     hint = "`understudy show SESSION` has the transcript; `AgentSpec.repeat_limit` is the limit."

@@ -615,14 +615,14 @@ class ChildRestarted(Event, frozen=True, kw_only=True):
 
 
 class ShutdownForced(Event, frozen=True, kw_only=True):
-    """The run was told to end and had not after `waited`: it is ended without its agent, whose process is killed."""
+    """The run was asked to end and had not after `waited`: it is ended without its agent, whose process is killed."""
 
     waited: int = 0
     frame_id: str = ""
 
 
 class TextDelta(Event, frozen=True, kw_only=True):
-    """A piece of a streamed answer, at `offset` characters. Ephemeral: told to clients that follow, never committed."""
+    """A piece of a streamed answer, at `offset` characters. Ephemeral: sent to clients that follow, never committed."""
 
     request_key: str = ""
     offset: int = 0
@@ -655,7 +655,7 @@ class ToolCallDelta(Event, frozen=True, kw_only=True):
 
 
 class StreamRestarted(Event, frozen=True, kw_only=True):
-    """The streamed answer begins anew: text, reasoning and tool calls so far are void. Ephemeral like `TextDelta`."""
+    """The streamed answer starts over: text, reasoning and tool calls so far are void. Ephemeral like `TextDelta`."""
 
     request_key: str = ""
 
@@ -664,6 +664,6 @@ EVENT_TYPES: dict[str, type[Event]] = {kind.type: kind for kind in Event.__subcl
 """Every event class by its `type`."""
 
 EPHEMERAL = frozenset({TextDelta, ReasoningDelta, ToolCallDelta, StreamRestarted})
-"""Those that are told to clients that follow, and never committed."""
+"""Those that are sent to clients that follow, and never committed."""
 
 _BODY = {kind: kind.__struct_fields__[len(Event.__struct_fields__) :] for kind in EVENT_TYPES.values()}

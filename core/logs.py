@@ -47,8 +47,8 @@ class Formatter(logging.Formatter):
         ids = {name: str(getattr(record, name, "") or known.get(name, "")) for name in IDS}
         ids = {name: value for name, value in ids.items() if value}
         if not self._as_json:
-            told = "".join(f" {name}={value}" for name, value in ids.items())
-            return redacted(super().format(record)) + told
+            suffix = "".join(f" {name}={value}" for name, value in ids.items())
+            return redacted(super().format(record)) + suffix
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"at": at, "level": record.levelname.lower(), "role": self._role, "logger": record.name,
                 "message": redacted(record.getMessage()), **ids}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Loops: schedules whose firings know what became of those before them. How that is kept, and told. Pure."""
+"""Loops: schedules whose firings know what became of those before them. How that is kept, and shown. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def with_memory(content: Any, memory: LoopMemory, open_entries: Sequence[TriageE
 
 
 def memory_text(memory: LoopMemory, open_entries: Sequence[TriageEntry]) -> str:
-    """What an agent is told. It has at most some 10,000 characters, since all that it is made of is cut."""
+    """The text that an agent reads. It has at most some 10,000 characters, since all that it is made of is cut."""
     counts = ", ".join(
         f"{number} {name}"
         for name, number in (

@@ -45,8 +45,8 @@ class Node(Protocol):
 
     async def judge(self, frame_id: str, verdict: Judged) -> None:
         """Say what the hooks beside a model call make of it: a call whose answer they refuse is aborted. Returns when
-        the call is over, or the frame has called in for more: until then a service that takes this one's place is to be
-        told as well. Raises `Fenced` when another frame has the session."""
+        the call is over, or the frame has called in for more: until then a service that takes this one's place must
+        receive it as well. Raises `Fenced` when another frame has the session."""
 
     async def specification(self, frame_id: str, activation: ActivationId) -> dict[str, Any]:
         """The session's compiled specification."""
@@ -203,8 +203,8 @@ class ModelGateway(Protocol):
         """
 
     async def growth(self, number: str, key: str, restarts: int, lengths: list[int]) -> Growth:
-        """What has come of an answer since it had begun anew so often, and its parts had so many characters each; once
-        there is any.
+        """What has come of an answer since it had started over so often, and its parts had so many characters each;
+        once there is any.
 
         Args:
             key: of the call (`CallOrigin.key`). Of one that is not known nothing has come.
@@ -264,7 +264,7 @@ class ToolHost(Protocol):
         """
 
     async def cancel(self, number: str, key: str) -> None:
-        """Give a call up: its server is told so, and it has an answer."""
+        """Give a call up: its server is notified, and it has an answer."""
 
     async def release(self, number: str, keys: list[str]) -> None:
         """Forget calls: their answers are committed."""

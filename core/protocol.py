@@ -58,7 +58,7 @@ class StepCall(msgspec.Struct, frozen=True, omit_defaults=True):
         activation: which it was at; None if it was at none: then all that follows is empty too.
         root_id: the tree of its session.
         known_seq: the frame has the session's messages up to here.
-        batch: to be committed; None to be told the answer to a model call that is on its way.
+        batch: to be committed; None to receive the answer to a model call that is on its way.
         request: the model call that the session waits for from now on.
         leave: the process ends after this call.
     """
@@ -211,7 +211,7 @@ class Attached(msgspec.Struct, frozen=True):
             are refused.
         pid: of its process.
         held: calls that are in flight, or whose answers nobody has released.
-        profiles: that it was told of: a service that was restarted, while its supervisor was too, has lost them.
+        profiles: that it has received: a service that was restarted, while its supervisor was too, has lost them.
     """
 
     gateway: str
@@ -225,8 +225,8 @@ class Growth(msgspec.Struct, frozen=True):
     """How an answer that is being streamed has grown.
 
     Attributes:
-        restarts: how often it began anew, after a try that failed.
-        parts: what is new; all of it, if it began anew.
+        restarts: how often it started over, after a try that failed.
+        parts: what is new; all of it, if it started over.
         ended: nothing more comes.
     """
 
@@ -447,9 +447,9 @@ class Watched(msgspec.Struct):
     """What is new for a client.
 
     Attributes:
-        events: of a long log the first page, also for whom only ends are told: its last event then.
+        events: of a long log the first page, also for whom only ends are reported: its last event then.
         streams: `(key, parts)` by session: what is new of the answer of a try; all of it, if that is another try's.
-        runs: those that have ended or paused, by `session/run`, of sessions of which only the ends are told.
+        runs: those that have ended or paused, by `session/run`, of sessions of which only the ends are reported.
         gone: sessions that are at home elsewhere.
     """
 

@@ -140,7 +140,7 @@ class ScheduleInfo:
         last_session, last_run: what the last firing has begun.
         last_status: the status of that run; empty if there is none, or it was removed.
         problem: why the last due time did not fire; empty if it did.
-        memory: it is a loop: each firing is told what became of those before it.
+        memory: it is a loop: each firing learns what became of those before it.
         queue, key, priority: where its runs wait (`understudy.queues.QueuePlace`); empty for no queue.
         by: who has set it (`Cluster.connect(identity=…)`).
     """

@@ -30,7 +30,7 @@ CACHED_WINDOWS = 64
 """Windows that a frame keeps of sessions that left it; the node service counts them in the same way."""
 
 PAGE = 10_000
-"""So many messages or events of a session are told at a time."""
+"""So many messages or events of a session are returned at a time."""
 
 LEASE_SECONDS = 4.0
 """How long after sending a commit an activation may start a tool on the strength of its Ack."""
@@ -41,7 +41,7 @@ STEER = "steer"
 """The kind of an inbox row that changes a run's course, and the origin of the message that it becomes."""
 
 INTERRUPTED_BY_STEER = ""
-"""What a session's process is told instead of a reason to end: the run goes on, and what it is at does not."""
+"""What a session's process receives instead of a reason to end: the run goes on, and what it is at does not."""
 
 RUN_STATUSES = (
     "completed",
@@ -357,7 +357,7 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ActivationId(NamedTuple):
-    """Names one activation. Epochs begin anew with a session that is made again under a removed one's id, which has
+    """Names one activation. Epochs start over with a session that is made again under a removed one's id, which has
     another incarnation. So has one that has taken another specification on, or was handed off to another agent."""
 
     session_id: str

@@ -111,7 +111,7 @@ def add_rules(rules: Iterable[str]) -> None:
 
 
 def redactor() -> Redactor:
-    """This process's: what it was told, and the values of its secret variables."""
+    """This process's: what it was given, and the values of its secret variables."""
     global _current
     with _changing:
         if _current is None:

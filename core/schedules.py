@@ -73,7 +73,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         catch_up: one of `CATCH_UPS`: of the due times that have passed, the latest one fires, or all do.
         window: seconds that a firing may be late; what is later has been missed. 0 for any number.
         max_firings: then the schedule ends; 0 for no end.
-        memory: it is a loop: each firing is told what became of those before it (`understudy.loops`).
+        memory: it is a loop: each firing learns what became of those before it (`understudy.loops`).
         place: the queue in which the run of each firing waits.
     """
 
@@ -112,8 +112,8 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             return f"catch_up is {self.catch_up!r}, and must be one of {', '.join(CATCH_UPS)}."
         if self.memory and (self.spec is None or self.spec.get("kind") == WORKFLOW or self.overlap == ALL):
             return (
-                "memory goes with an agent's session for each firing, and not with overlap all: a run is told of the "
-                "others."
+                "memory goes with an agent's session for each firing, and not with overlap all: a run learns what "
+                "became of the others."
             )
         if not 0 <= self.window <= LONGEST_SECONDS:  # so written, it also refuses a NaN
             return f"window is {self.window}, and must be 0 to {LONGEST_SECONDS} seconds."
@@ -125,7 +125,7 @@ class ScheduleSet(msgspec.Struct, frozen=True):
 
     Attributes:
         outcome: `created`, `unchanged` (there is one of the same definition), or `replaced`: another definition had the
-            name; its counts begin anew.
+            name; its counts start from zero.
     """
 
     outcome: str

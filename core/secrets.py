@@ -44,11 +44,11 @@ def part(settings: Settings) -> tuple[Settings, Secrets]:
 
 def complete(settings: Settings, secrets: Secrets) -> Settings:
     """Settings with secrets that they were without. Those that they were not without stay away."""
-    told = {name: text for name, text in secrets.telemetry.items() if name in settings.withheld}
-    known = {*told, *([STORE] if secrets.store else [])}
+    restored = {name: text for name, text in secrets.telemetry.items() if name in settings.withheld}
+    known = {*restored, *([STORE] if secrets.store else [])}
     return replace(
         settings,
         store=secrets.store if secrets.store and STORE in settings.withheld else settings.store,
-        telemetry={**settings.telemetry, **told},
+        telemetry={**settings.telemetry, **restored},
         withheld=tuple(name for name in settings.withheld if name not in known),
     )

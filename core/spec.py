@@ -117,7 +117,7 @@ class Supervision(Strict):
     Attributes:
         strategy: who is started again with one that failed: it alone, all of them, or those started after it.
         max_restarts: restarts within `period` seconds; one more and `exceeded` applies (OTP's intensity).
-        backoff: pause in seconds before the first restart; doubles up to `backoff_max`, and begins anew when there was
+        backoff: pause in seconds before the first restart; doubles up to `backoff_max`, and starts over when there was
             no restart for `reset_after` seconds.
         jitter: up to this fraction is added to a pause, so that those which failed together don't return together.
         exceeded: `escalate` ends the run as failed, which its own parent's rules then deal with, up to the root;
@@ -263,7 +263,7 @@ class AgentSpec(Strict):
         max_rounds: model calls in one run.
         max_continuations: how often a reply cut off by length is continued.
         repeat_limit: rounds in a row with the same tool call and the same result, of which the last is not executed any
-            more, and the model is told so; after twice as many the run fails (`no_progress`). 0 for no limit.
+            more, and the model is informed; after twice as many the run fails (`no_progress`). 0 for no limit.
         tool_timeout: seconds for one tool call, unless the tool says otherwise.
         parallel_tools: tool calls of one round that run at once.
         max_depth: how deep the tree below this agent may grow.
@@ -285,7 +285,7 @@ class AgentSpec(Strict):
             answered with `answer_default`; None for never.
         supervision: what becomes of this agent's sub-agents that end badly.
         restart_type: as a sub-agent: `temporary` is never started again, `transient` when it ends badly, `permanent`
-            whatever way it ends. Being started again means anew: another session with the same task and no history.
+            whatever way it ends. A restart is from the beginning: another session with the same task and no history.
         on_parent_end: as a sub-agent still at work when its parent's run ends: it is asked to end and waited for
             (`cancel`), it goes on by itself (`abandon`), or it is waited for (`wait`).
         lifecycle: as a sub-agent, after its task: it takes no more input (`ephemeral`), it stays open until its parent

@@ -96,7 +96,7 @@ class Parts:
         self.lengths[place] += len(piece.text)
 
     def take(self, parts: list[Part]) -> None:
-        """More has come, as `after` told it."""
+        """More has come, as `after` returned it."""
         for part in parts:
             known = self.lengths[part.place] if part.place < len(self.lengths) else 0
             if part.offset <= known:

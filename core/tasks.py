@@ -41,7 +41,7 @@ class Tasks:
         return what in self._alone
 
     def over(self, what: Any) -> asyncio.Task[Any]:
-        """From now on `what` is not under way any more, and may begin anew; the task goes on."""
+        """From now on `what` is not under way any more, and may begin again; the task goes on."""
         return self._alone.pop(what)
 
     def drop_alone(self) -> None:

@@ -29,7 +29,7 @@ SAMPLERS = ("always_on", "always_off", DEFAULT_SAMPLER, "parentbased_always_off"
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 FOR_FRAMES = (LOG_FORMAT, LOG_LEVEL, REDACT)
-"""What session actors are told as well: nothing that is secret."""
+"""What session actors receive as well: nothing that is secret."""
 
 _OTHERS = (
     EXPORTER, DISABLED, SAMPLER, SAMPLER_ARGUMENT, CAPTURE, EVENT_LOG, LOG_FORMAT, LOG_LEVEL, REDACT,

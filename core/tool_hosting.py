@@ -33,7 +33,7 @@ class ServerConfiguration(msgspec.Struct, frozen=True, omit_defaults=True):
         command, url: one of them.
         environment: names of variables that it is given.
         headers: names of the variables that hold the values of HTTP headers, by header.
-        workspace: the directory that it runs in, and that it is told of as its root; empty for none.
+        workspace: the directory that it runs in, and that it is given as its root; empty for none.
     """
 
     instance: str
@@ -113,7 +113,7 @@ class ServerCall(msgspec.Struct, frozen=True, omit_defaults=True):
         attempt: counts the times that it was made: a call that was lost is made again under the next number.
         host: may make it, and no other; empty if none may.
         tool, does: see `ServerTool`.
-        arguments: None to be told of a call that the host has, and nothing else.
+        arguments: None to get the answer to a call that the host has, and nothing else.
         timeout: seconds; those in which a person is asked don't count.
         said: the answer to a question of the call. The host passes it on once, however often it is said.
     """

@@ -1,4 +1,4 @@
-"""Git worktrees of sessions: their names, whose worktree is made of whose workspace, and what a parent is told. Pure.
+"""Git worktrees of sessions: their names, whose worktree is made of whose workspace, and what a parent reads. Pure.
 
 What is done about them, and in which process, is in `actors.worktrees`. See docs/worktrees.md.
 """
@@ -105,7 +105,7 @@ def named(files: list[str], count: int) -> str:
 
 
 def worktree_text(found: dict[str, Any]) -> str:
-    """What a parent's model is told of a sub-agent's worktree, behind all else; empty where the sub-agent changed
+    """What a parent's model reads of a sub-agent's worktree, behind all else; empty where the sub-agent changed
     nothing, or an error says it."""
     files = named(found.get("files") or [], found.get("count", 0))
     if found["outcome"] == "merged":

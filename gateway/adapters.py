@@ -33,7 +33,7 @@ class Reading(Protocol):
 
     Attributes:
         identifier: the endpoint's id of the response; empty while it is not known.
-        usage: None while the endpoint has not told.
+        usage: None until the endpoint has reported it.
         done: the endpoint said that the answer is complete.
         extra: what must go back to the endpoint with the answer, and is no part of its text and tool calls.
         progress: grows with what arrives of a response that can be continued.
@@ -73,7 +73,7 @@ class Reading(Protocol):
 
     @property
     def continuation(self) -> str:
-        """Where the rest of the answer can be had, below the base URL; empty if the model must be asked anew."""
+        """Where the rest of the answer can be had, below the base URL; empty if the model must be asked again."""
 
     def reroute(self, status: int | None) -> bool:
         """Take another way to the rest, since the present one was refused with this status, or said nothing (None).

@@ -23,7 +23,7 @@ LOOK_SECONDS = 1.0
 """While requests wait, it is looked so often whether a share has ended."""
 
 GROWN = 1.5
-"""By so much the requests that wait are more than others know, before they are told."""
+"""Waiting requests are reported at once if they are more than so many times those last reported."""
 
 
 class Stopped(Exception):
@@ -51,7 +51,7 @@ class _Line:
     pace: Pace
     queue: FairQueue[_Waiter] = field(default_factory=FairQueue)
     again: deque[_Waiter] = field(default_factory=deque)
-    told: int = 0
+    reported: int = 0
 
     def __len__(self) -> int:
         return len(self.queue) + len(self.again)
@@ -62,7 +62,7 @@ class _Line:
 
     def use(self, now: float) -> RateUse:
         """What others should know of it."""
-        self.told = len(self)
+        self.reported = len(self)
         waiters = self.waiters()
         return self.pace.use(
             len(waiters), sum(waiter.tokens for waiter in waiters), {waiter.flow for waiter in waiters}, now
@@ -191,7 +191,7 @@ class Admission:
         """A turn, once it has come; its place is free when the block ends.
 
         Args:
-            course: is told how long the call waited.
+            course: records how long the call waited.
             again: the request was refused in an earlier turn: it comes before all others of its tree.
             fetches: it begins with what the endpoint keeps, which needs a place, but counts for no limit.
 
@@ -233,7 +233,7 @@ class Admission:
             line.queue.add_first(flow, waiter)
         else:
             line.queue.add(flow, waiter, line.pace.cost(tokens) / weight)
-        if line.pace.is_known and len(line) > GROWN * line.told:
+        if line.pace.is_known and len(line) > GROWN * line.reported:
             self.urgent()
         self.dispatch()
         try:
@@ -243,7 +243,7 @@ class Admission:
             raise
 
     def stopped(self, line: _Line) -> None:
-        """The endpoint has told this node to send nothing for a time."""
+        """The endpoint has asked this node to send nothing for a time."""
         self.urgent()
         self._fail_hopeless(line)
 

@@ -45,14 +45,14 @@ class ChatCompletions:
 class _Call:
     """A tool call under construction."""
 
-    __slots__ = ("arguments", "extra", "identifier", "index", "name", "told")
+    __slots__ = ("arguments", "delivered", "extra", "identifier", "index", "name")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.identifier = ""
         self.name = ""
         self.arguments: list[str] = []
-        self.told = 0
+        self.delivered = 0
         self.extra: dict[str, Any] = {}
 
 
@@ -62,7 +62,7 @@ class Completion:
     Attributes:
         extra: fields of the message beyond the protocol's core (`reasoning_content`, `refusal`, …), to go back with it;
             the same of tool calls under `tool_calls`, a list with one object per call.
-        usage: None while the endpoint has not told.
+        usage: None until the endpoint has reported it.
         done: the endpoint said that the answer is complete.
     """
 
@@ -174,7 +174,7 @@ class Completion:
                 _accumulate(call.extra, name, value)
         if not call.name:  # nobody could say of what these arguments are
             return []
-        new, call.told = call.arguments[call.told :], len(call.arguments)
+        new, call.delivered = call.arguments[call.delivered :], len(call.arguments)
         return [Piece(CALL, "".join(new), call.index, call.name)]
 
 

@@ -112,8 +112,8 @@ class Gateway:
 
         In background mode (`ModelProfile.background`) the endpoint goes on with the response then (`cancel`); a
         connection that is lost is no loss. `request.response` is a response that is fetched, not asked for, from the
-        endpoint that has it. One that this endpoint does not have any more it is asked for anew. A response that it is
-        at work on still when the call fails there is cancelled.
+        endpoint that has it. If it has none any more, the model is asked again. A response that the endpoint is still
+        at work on when the call fails there is cancelled.
 
         Where the profile has fallbacks, they are asked one after the other within the deadline, each within its own
         limits; the answer says which profile and model gave it, if not those of the request. Each is asked for a
@@ -122,9 +122,9 @@ class Gateway:
 
         Args:
             on_delta: gets text, reasoning and arguments of tool calls as they arrive.
-            on_restart: called when a try failed after some of it was delivered: what follows starts anew.
+            on_restart: called when a try failed after some of it was delivered: an answer follows from its start.
             on_response: in background mode, gets the response as soon as the endpoint has said its id, before anything
-                else of it; again if the call had to be made anew. None when another endpoint is asked: there is none.
+                else of it; again if the call had to be repeated. None when another endpoint is asked: there is none.
             tree: trees of sessions take turns where requests have to wait.
             course: what is measured of the call, which its answer has; for who wants to know it of one that fails.
 
@@ -161,7 +161,7 @@ class Gateway:
                 continue
             model = fallback.model or request.model
             log.info("profile %s gives no answer: %s is asked, model %s", request.profile, fallback.profile, model)
-            listener.begin_anew()
+            listener.start_over()
             asked = msgspec.structs.replace(
                 request, profile=fallback.profile, model=model, deadline=left, response=None
             )
@@ -189,9 +189,9 @@ class Gateway:
                 return result
             if left < LEAST_SECONDS:
                 raise result
-            log.info("profile %s gives no answer: %s is asked anew", kept.profile, request.profile)
+            log.info("profile %s gives no answer: %s is asked again", kept.profile, request.profile)
             request = msgspec.structs.replace(request, deadline=left)
-        listener.begin_anew()  # what comes is not of that response
+        listener.start_over()  # what comes is not of that response
         return request
 
     async def _asked_instead(

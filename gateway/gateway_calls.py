@@ -94,7 +94,7 @@ class _HeldCall:
         self.identified.set()
 
     def restart(self) -> None:
-        """What came is void: the next try begins anew."""
+        """What came is void: the next try starts over."""
         self.parts = Parts()
         self.restarts += 1
         self.grown.set()

@@ -1,4 +1,4 @@
-"""The rate limits of all profiles of a gateway: what it tells of them, and what it is told."""
+"""The rate limits of all profiles of a gateway: what it reports of them, and what is reported to it."""
 
 from __future__ import annotations
 

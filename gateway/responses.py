@@ -98,7 +98,7 @@ class ResponseReading:
         self._output: list[dict[str, Any]] = []
         self._items: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, int] = {}  # which place of the output has which of the calls
-        self._told: dict[int, int] = {}  # so many characters of each item were streamed
+        self._streamed: dict[int, int] = {}  # so many characters of each item were streamed
 
     def add(self, data: str) -> list[Piece]:
         """See `Reading.add`."""
@@ -150,7 +150,7 @@ class ResponseReading:
     def reroute(self, status: int | None) -> bool:
         if not self.continuation or (status is not None and status not in UNREADABLE):
             return False
-        if status in GONE or (self._polls and status is not None):  # nothing is left but to ask anew
+        if status in GONE or (self._polls and status is not None):  # nothing is left but to ask again
             self._over = True
         self._polls = True
         return True
@@ -190,7 +190,7 @@ class ResponseReading:
     def _spoken(self, event: dict[str, Any], kind: str) -> list[Piece]:
         text = text_of(event, "delta")
         place = event.get("output_index", 0)
-        self._told[place] = self._told.get(place, 0) + len(text)
+        self._streamed[place] = self._streamed.get(place, 0) + len(text)
         return [Piece(kind, text)] if text else []
 
     def _argued(self, event: dict[str, Any]) -> list[Piece]:
@@ -198,21 +198,21 @@ class ResponseReading:
         item = self._items.get(place)
         if item is None:  # nobody could say of what these arguments are
             return []
-        self._told[place] = self._told.get(place, 0) + len(text)
+        self._streamed[place] = self._streamed.get(place, 0) + len(text)
         return [Piece(CALL, text, self._calls[place], text_of(item, "name"))]
 
     def _item(self, event: dict[str, Any], *, done: bool) -> list[Piece]:
-        """An item of the output, as it begins or in full; what of it was not streamed is told."""
+        """An item of the output, as it begins or in full; what of it was not streamed is added."""
         place, item = event.get("output_index", len(self._items)), event["item"]
         known = place in self._items
         self._items[place] = item
         if item["type"] == "function_call":
             if not known:
                 self._calls[place] = len(self._calls)
-            rest = _arguments(item) if done and not self._told.get(place) else ""
+            rest = _arguments(item) if done and not self._streamed.get(place) else ""
             if rest or not known:
                 return [Piece(CALL, rest, self._calls[place], text_of(item, "name"))]
-        if item["type"] == "message" and done and not self._told.get(place):
+        if item["type"] == "message" and done and not self._streamed.get(place):
             return [Piece(TEXT, text) for text in _texts_of(item) if text]
         return []
 
@@ -223,7 +223,7 @@ class ResponseReading:
         if self.pending:
             self._polls = True
             return []
-        self._items, self._calls, self._told = {}, {}, {}
+        self._items, self._calls, self._streamed = {}, {}, {}
         self._end(response)
         pieces = []
         for place, item in enumerate(self._output):

@@ -35,14 +35,14 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told how a call goes; see `Gateway.call`."""
+    """Who follows how a call goes; see `Gateway.call`."""
 
     on_delta: Callable[[Piece], None] | None
     on_restart: Callable[[], None] | None
     on_response: Callable[[KeptResponse | None], None] | None
     course: Course
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Another endpoint is asked: what the one before has said is void."""
         if self.on_restart is not None:
             self.on_restart()
@@ -152,7 +152,7 @@ class Tries:
             self._reading = self.endpoint.adapter.begin(self.request)
 
     def _restart(self) -> None:
-        """What was delivered is void: it comes anew."""
+        """What was delivered is void: the answer comes from its start."""
         if self._delivered:
             self._delivered = False
             if self._on_restart is not None:
@@ -198,9 +198,9 @@ class Tries:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            told = self.endpoint.clean(f"{type(cause).__name__}: {cause}")
+            reason = self.endpoint.clean(f"{type(cause).__name__}: {cause}")
             # By its cause: the transport reports every failed connection as a timeout.
-            raise Failure(told, "timeout" if isinstance(cause, TimeoutError) else "connection") from None
+            raise Failure(reason, "timeout" if isinstance(cause, TimeoutError) else "connection") from None
         except EndpointError as error:
             self._reported_error(error.body)
 
@@ -255,7 +255,7 @@ class Tries:
             pass  # the answer is complete; only the connection is lost
 
     def _taken(self, data: str) -> list[Piece]:
-        """What one event, or a whole response, adds; the id of a response that the endpoint keeps is told at once."""
+        """What one event, or a whole response, adds; the id of a response that the endpoint keeps goes out at once."""
         pieces = self._reading.add(data)
         if self._on_response is not None and self._reading.identifier != self._known:
             self._known = self._reading.identifier

@@ -51,7 +51,7 @@ class NodeBasis:
     """A node service as its parts see it: its store, whom it acts for, and what it does in the background.
 
     Args:
-        committed: told of each commit.
+        committed: called with each commit.
 
     Attributes:
         holder: what names this service in the store while it lives.

@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 Wanted = TypeVar("Wanted")
 
 GROWTH_SECONDS = 0.03
-"""What comes of an answer within so many seconds is told together."""
+"""What comes of an answer within so many seconds is reported together."""
 
 
 RELEASE_SECONDS = 0.05
-"""Calls that the gateway may forget within so many seconds are told together."""
+"""Calls that the gateway may forget within so many seconds are reported together."""
 
 
 class Call:
@@ -53,7 +53,7 @@ class Call:
         self.gateway = ""
         """Which one has it; empty while none may have it."""
         self.lacks = False
-        """The gateway does not have what the request leaves out: who takes the session up brings all of it."""
+        """The gateway does not have what the request leaves out: who activates the session next brings all of it."""
         self.complete = asyncio.Event()
         self.aborted = asyncio.Event()
         self.verdict: Judged | None = None
@@ -92,8 +92,8 @@ class Calls:
     Args:
         service: what this node service is called, and no other.
         answered: commits an answer.
-        lost: told of a call that its gateway has died with, once it is forgotten here; and of one that lacks messages.
-        grown: told of a session whose answer has grown.
+        lost: called for a call that its gateway has died with, once forgotten here, and for one that lacks messages.
+        grown: called for a session whose answer has grown.
         followed: whether somebody follows the answers of a session as they grow.
         identified: commits which endpoint has the response to a call, under which id.
         verdicts: what frames have said of the calls beside which hooks run.
@@ -304,7 +304,7 @@ class Calls:
             self.forget(call)
 
     async def _answer_to(self, call: Call) -> ModelAnswer | None:
-        """The gateway's answer; None if a gateway had the call and is gone: then the call must be made anew, under
+        """The gateway's answer; None if a gateway had the call and is gone: then the call must be made again, under
         another key, since that one may have been paid for."""
         while True:
             attached = await self._attached(call)
@@ -417,7 +417,7 @@ class Calls:
                 self.link.lost(attached)
 
     def _release(self, keys: list[str]) -> None:
-        """Let the gateway forget calls. What does not reach it is found when it is attached anew (`_found`)."""
+        """Let the gateway forget calls. What does not reach it is found when it is attached again (`_found`)."""
         self._unwanted += keys
         if self._unwanted and not self._releasing:
             self._releasing = True

@@ -1,4 +1,4 @@
-"""Commits of the service's own: while one is under way, whoever makes it is told what wakes its session."""
+"""Commits of the service's own: while one is under way, whoever makes it learns what wakes its session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Claim:
 
     Attributes:
         activation: which commits, for it to say; None for any. What is woken under another one is none of its business,
-            and is told as if nobody had committed.
+            and is passed on as if nobody had committed.
         woken: once it has ended, the session's row if it was woken within it.
     """
 
@@ -62,9 +62,9 @@ class Claims:
     @contextmanager
     def committing(self, session_id: str) -> Iterator[Claim]:
         """While a commit for a session is under way, and what follows from it at once. What is woken within one that
-        fails is told as if nobody had committed.
+        fails is passed on as if nobody had committed.
 
-        Where several are under way each is told: none may let the session wait.
+        Where several are under way each learns of it: none may let the session wait.
         """
         claim = Claim()
         self._own[session_id] += 1

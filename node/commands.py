@@ -247,7 +247,7 @@ class Commands:
 
     async def _take_over(self, row: Any) -> bool:
         """A command of another node has its process on this machine. If that node has no service any more, as when Ray
-        was started anew, it is this one's from now on."""
+        was restarted, it is this one's from now on."""
         home, nodes, generation = self._node.config.node_id, self._node.homes.nodes, self._node.generation
         if not generation or row.node_id in nodes:
             return False

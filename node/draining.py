@@ -128,7 +128,7 @@ class Draining:
         return self._go(slot)
 
     async def dismiss(self, slot: Slot) -> Exit:
-        """The frame took up a session that waits for a call which is lost: that is issued again where it goes."""
+        """The frame has activated a session that waits for a call which is lost: that is issued again where it goes."""
         held = slot.activation
         assert held is not None
         await self._node.journal.submit(lambda tx: self.leave_frame(tx, held), held.session_id)
@@ -244,8 +244,6 @@ class Draining:
             here = self._homes.here
             await self._node.journal.submit(lambda tx: draining.finish(tx, here, drain.started_at))
             drain.finished_at = now()
-            if (
-                self._homes.drain is drain
-            ):  # else it was told anew, or another one began meanwhile: that is looked at next
+            if self._homes.drain is drain:  # else it was reported again, or another one began: that is looked at next
                 self._finished.set()
                 log.warning("node %s is drained", here[:8])

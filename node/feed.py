@@ -21,13 +21,13 @@ from understudy.streams import Parts
 from understudy.waiting import is_set_within
 
 ENDS = (RunFinished.type, InputRequested.type, ChildAsked.type)
-"""What is told to those who wait for the end of a run, or for its pause: it or a sub-agent that it waits for asks."""
+"""What those receive who wait for the end of a run, or for its pause: it or a sub-agent that it waits for asks."""
 
 RING = 256
 SESSIONS = 4_096
 COALESCE_SECONDS = 0.03
 GATHER_SHARE = 0.0001
-"""Seconds, per session that a client follows, in which ends of runs are told together: its next call tells them all."""
+"""Seconds, per session that a client follows, in which ends of runs are reported together: by its next call."""
 
 ReadEvents = Callable[[str, int], Awaitable[list[Event]]]
 """Reads a session's events after a `seq`, `PAGE` of them at most."""
@@ -87,7 +87,7 @@ class Feed:
             written: the `seq` of every session that it changed, before and after.
         """
         for session_id, (before, after) in written.items():
-            self._gone.pop(session_id, None)  # unless it is at home elsewhere, which is told next (`leave`)
+            self._gone.pop(session_id, None)  # unless it is at home elsewhere, which is reported next (`leave`)
             recent = self._recent.get(session_id)
             if recent is None or recent.complete_to != before:  # new here, or somebody else wrote in between
                 recent = self._recent[session_id] = _Recent(before)
@@ -117,7 +117,7 @@ class Feed:
                     watcher.tell(session_id)
 
     def leave(self, session_ids: Iterable[str]) -> None:
-        """These sessions are at home on another node: whoever follows them here is told to look there."""
+        """These sessions are at home on another node: whoever follows them here is sent there."""
         for session_id in session_ids:
             self._times_gone += 1
             self._gone[session_id] = self._times_gone
@@ -139,7 +139,7 @@ class Feed:
         self.forget([name for name in session_ids if name in gone and self._gone.get(name) == gone[name]])
 
     def forget_all(self) -> None:
-        """Anything may have been written that was not told here."""
+        """Anything may have been written that was not reported here."""
         followed = {session_id for watcher in self._watchers for session_id in watcher.follow}
         self.forget([*self._recent, *self._reading, *followed])
 

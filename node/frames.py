@@ -155,10 +155,10 @@ class Frames:
             guarding: hooks run beside what its session waits for: until their verdict it is given no other one.
 
         Raises:
-            ServiceGone: the frame was told dead while its call was worked at; it calls anew.
+            ServiceGone: the frame was reported dead while its call was worked at; it calls again.
         """
         if self.paging.slots.get(slot.frame_id) is not slot:
-            raise ServiceGone(f"frame {slot.frame_id} was told dead")
+            raise ServiceGone(f"frame {slot.frame_id} was reported dead")
         slot.reply = asyncio.get_running_loop().create_future()
         if wait != "model":  # a call that its service before this one had the answer to
             self.verdicts.drop(slot.frame_id)

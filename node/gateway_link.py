@@ -23,12 +23,12 @@ START_SECONDS = 30.0
 
 
 class GatewayLink(ServiceLink[Attached]):
-    """Attaches to the gateway, and does so anew when it is gone.
+    """Attaches to the gateway, and does so again when it is gone.
 
     Args:
         service: what this node service is called, and no other.
-        profiles: what the gateway is told, each time.
-        found: told, each time, of the calls that the gateway has.
+        profiles: sent to the gateway, each time.
+        found: called, each time, with the calls that the gateway has.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GatewayLink(ServiceLink[Attached]):
             log.warning("the gateway gives no answer: what it holds is taken for lost")
 
     async def register(self, profile: ModelProfile) -> None:
-        """Tell the gateway of a profile that `profiles` has learned; one that is attached later is told then."""
+        """Tell the gateway of a profile that `profiles` has learned; one that is attached later gets it then."""
         while (attached := self.current) is not None:
             try:
                 return await self.gateway.register(attached.number, profile)
@@ -61,16 +61,16 @@ class GatewayLink(ServiceLink[Attached]):
 
     async def _attached_to(self) -> Attached:
         """Attach once. In the end each side has the credentials of the other; of two of one name, this one's."""
-        told = self._profiles.all()
-        attached = await answered_within(self.gateway.attach(self._service, told), service_link.SILENCE)
+        sent = self._profiles.all()
+        attached = await answered_within(self.gateway.attach(self._service, sent), service_link.SILENCE)
         for profile in attached.profiles:
             if not self._profiles.knows(profile.name):
                 know(profile.api_key)
-                told.append(self._profiles.learn(profile))
-        while newer := [profile for profile in self._profiles.all() if profile not in told]:
+                sent.append(self._profiles.learn(profile))
+        while newer := [profile for profile in self._profiles.all() if profile not in sent]:
             for profile in newer:  # learned meanwhile
                 await answered_within(self.gateway.register(attached.number, profile), service_link.SILENCE)
-            told += newer
+            sent += newer
         self._found(attached)
         return attached
 

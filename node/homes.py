@@ -62,8 +62,8 @@ class Homes:
         return node_id != self.here and node_id in self.nodes
 
     def learn_nodes(self, nodes: list[str]) -> None:
-        """Which nodes have a node service, as the supervisor says. What is drained must be known beforehand or told
-        at once afterwards."""
+        """Which nodes have a node service, as the supervisor says. What is drained must be known beforehand or
+        reported at once afterwards."""
         for node_id in self.nodes:
             if node_id not in nodes and node_id not in self._drains:
                 self._left[node_id] = time.monotonic()

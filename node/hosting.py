@@ -34,7 +34,7 @@ class NodeHost:
 
     Args:
         settings: without secrets.
-        whole: the same with them; told whether the store did not accept those of the time before.
+        whole: the same with them; called with whether the store did not accept those of the time before.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ def writer_of(store: str, node_id: str) -> str:
 def _command_directory(settings: Settings) -> str:
     """Where commands in the background are found again; empty where there is no safe place for them.
 
-    It is that of the machine, not of the node: a Ray that is started anew has other nodes.
+    It is that of the machine, not of the node: a Ray that is restarted has other nodes.
     """
     try:
         name = digest(machine_identity(), settings.namespace, without_password(settings.store), size=8)

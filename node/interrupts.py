@@ -22,7 +22,8 @@ class _Watch(NamedTuple):
 class Interrupts:
     """The pending calls of activations that wait for the end of their runs; at most one each.
 
-    What is told may be over: by the name of its run, and the number of its round, nobody is interrupted for another.
+    What a notice is about may be over: the name of its run and the number of its round keep others from being
+    interrupted for it.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class Interrupts:
         return {activation: watch.run_id for activation, watch in self._watches.items()}
 
     def drop(self, activation: ActivationId) -> None:
-        """Nobody waits for it any more, or asks anew. The call would last as long as the service, which can have only
+        """Nobody waits for it any more, or asks again. The call would last as long as the service, which can have only
         so many."""
         watch = self._watches.pop(activation, None)
         if watch is not None:

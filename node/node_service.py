@@ -146,8 +146,8 @@ class NodeService(NodeBasis):
         self.spawn_task(self.rates.following())
 
     def abandon(self) -> None:
-        """Stop at once, as SIGKILL stops a process: nothing more is committed, asked of the gateway, exported or told.
-        Whoever waits for a commit is cancelled. `close` lets go of what is open.
+        """Stop at once, as SIGKILL stops a process: nothing more is committed, asked of the gateway, exported or
+        reported. Whoever waits for a commit is cancelled. `close` lets go of what is open.
         """
         self.journal.abandon()
         self.tasks.close()

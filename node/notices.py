@@ -20,7 +20,7 @@ from .frames import Frames
 from .interrupts import Interrupts
 from .timers import Timers
 
-MOST_UNTOLD = 1_000
+MOST_UNREPORTED = 1_000
 """So many sessions are remembered that were written before it was known which nodes there are; a sweep finds others."""
 
 Tell = Callable[[str, News], Coroutine[Any, Any, None]]
@@ -52,14 +52,14 @@ class Notices:
         self._commands = commands
         self._tell = tell
         self._sweep = sweep
-        self._untold: dict[str, None] = {}
+        self._unreported: dict[str, None] = {}
 
     def committed(self, committed: Committed) -> None:
         """A transaction of this service was committed."""
         written = {session_id: (before, row.seq) for session_id, (before, row) in committed.written.items()}
         self._feed.publish(committed.events, written)
-        if not self._node.homes.nodes and len(self._untold) < MOST_UNTOLD:
-            self._untold.update(dict.fromkeys(committed.written))
+        if not self._node.homes.nodes and len(self._unreported) < MOST_UNREPORTED:
+            self._unreported.update(dict.fromkeys(committed.written))
         for node_id, news in self._by_home(committed).items():
             self._tell_home(node_id, news)
         self._condemn(committed.killed)
@@ -73,7 +73,7 @@ class Notices:
         homes = {session_id: committed.written[session_id][1].node_id for session_id in committed.unwanted}
         here = [session_id for session_id, node_id in homes.items() if not self._node.homes.elsewhere(node_id)]
         self._cancel({session_id: committed.unwanted[session_id] for session_id in here})
-        if committed.repeated:  # what the try before this one changed was not told: look everywhere
+        if committed.repeated:  # what the try before this one changed was not reported: look everywhere
             self._feed.forget_all()
             self._node.spawn_task(self._sweep())
         self._frames.dispatch()
@@ -81,7 +81,7 @@ class Notices:
     async def notice(self, news: News) -> None:
         """Another node service wrote to sessions at home here: act as if it had been this one.
 
-        A notice that gets lost costs time only: the sweep finds what it would have told.
+        A notice that gets lost costs time only: the sweep finds what it would have reported.
         """
         self._condemn(news.killed)
         self._interrupt(news.interrupted)
@@ -101,13 +101,13 @@ class Notices:
     def act(self, to_cancel: dict[str, Cancelled], woken: Mapping[str, ActiveSession]) -> None:
         """Interrupt what was cancelled, and let what was woken go on.
 
-        What is told may be over: by the name of its run, nobody is interrupted for another.
+        What a notice is about may be over: the name of its run keeps others from being interrupted for it.
         """
         for session_id, (run_id, incarnation, epoch, reason) in to_cancel.items():
             self._interrupts.cancel(ActivationId(session_id, incarnation, epoch), run_id, reason or "cancelled")
             # Also of a run that was ended by force: it waits for nothing any more.
             self._calls.abort(session_id, incarnation, run_id)
-            if session_id in self._claims:  # its call goes out only after this commit is told
+            if session_id in self._claims:  # its call goes out only after this commit is reported
                 self._claims.cancelled[session_id].add(run_id)
         for session_id, row in woken.items():
             if session_id in self._claims:
@@ -120,12 +120,12 @@ class Notices:
         for session_id, (run_id, incarnation, epoch, round_number) in interrupted.items():
             self._interrupts.interrupt(ActivationId(session_id, incarnation, epoch), run_id, round_number)
             self._calls.abort(session_id, incarnation, run_id, round_number)
-            if session_id in self._claims:  # its call goes out only after this commit is told
+            if session_id in self._claims:  # its call goes out only after this commit is reported
                 self._claims.interrupted[session_id].add((run_id, round_number))
 
     def _cancel(self, unwanted: dict[str, Unwanted]) -> None:
         """Have endpoints end these responses, once the calls that are here are aborted: a gateway that has one of them
-        would take its end for a failure, and ask anew."""
+        would take its end for a failure, and ask again."""
         for session_id, (run_id, incarnation, response) in unwanted.items():
             self._calls.abort(session_id, incarnation, run_id)
             self._calls.cancel(response)
@@ -138,16 +138,16 @@ class Notices:
     async def tell_homes(self) -> None:
         """Once it is known which nodes there are: tell them what was written here before to sessions that are at home
         there, and leave those to them."""
-        untold = list(self._untold)
-        if not untold:
+        unreported = list(self._unreported)
+        if not unreported:
             return
         found: dict[str, News] = {}
-        for session_id, (node_id, _) in (await self._node.reading.query(queries.homes, untold)).items():
+        for session_id, (node_id, _) in (await self._node.reading.query(queries.homes, unreported)).items():
             if self._node.homes.elsewhere(node_id):
                 found.setdefault(node_id, News()).sessions.append(session_id)
                 self._frames.paging.remove(session_id)
-        for session_id in untold:
-            self._untold.pop(session_id, None)
+        for session_id in unreported:
+            self._unreported.pop(session_id, None)
         for node_id, news in found.items():
             self._tell_home(node_id, news)
 

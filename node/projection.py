@@ -134,7 +134,7 @@ class Projection:
         return int(port) if port.isdecimal() else 0
 
     async def _asked_for(self, host: str) -> MetricsServer:
-        """On the port that was asked for, and on no other: who scrapes it would find nothing, and not be told."""
+        """On the port that was asked for, and on no other: who scrapes it would find nothing, and not know why."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TAKEN_SECONDS
         while True:
@@ -176,7 +176,7 @@ class Projection:
         return {name: Export(events, sink, name) for name, sink in sinks.items()}
 
     def nodes_changed(self) -> None:
-        """The supervisor has told which nodes there are."""
+        """The supervisor has reported which nodes there are."""
         self.counting.nodes_changed()
         self.adoption.nodes_changed()
 
@@ -210,7 +210,7 @@ class Projection:
             if self._recent and events[0].writer_seq != self._recent[-1].writer_seq + 1:
                 self._recent.clear()
             self._recent.extend(events)
-        # Events of a try whose outcome was not known were never told here: then the store has what is missing.
+        # Events of a try whose outcome was not known were never reported here: then the store has what is missing.
         if committed.repeated or self._catching_up or (events and events[0].writer_seq != self.metrics.writer_seq + 1):
             self._behind()
         else:
@@ -226,14 +226,14 @@ class Projection:
             self._node.spawn_task(self._catch_up())
 
     async def _catch_up(self) -> None:
-        """Measure what the store has and nobody told."""
+        """Measure what the store has and nobody reported."""
         self._recent.clear()
         try:
             while True:
                 try:
                     found = await self.read_events(self.metrics.writer_seq, REPLAY_LIMIT)
                 except UnderstudyError as error:  # nobody else would look before the next commit
-                    log.info("what was not told is measured later: %s", error)
+                    log.info("what was not reported is measured later: %s", error)
                     await asyncio.sleep(REPEAT_SECONDS)
                     continue
                 self.metrics.apply(found)

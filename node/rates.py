@@ -13,7 +13,7 @@ from .gateway_link import GatewayLink
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.05
-"""Changes within so many seconds are told together."""
+"""Changes within so many seconds are reported together."""
 
 FAILED_SECONDS = 1.0
 

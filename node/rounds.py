@@ -28,7 +28,7 @@ PASSIVE_WAITS = ("input", "child", "queue")
 """Waits that may be long: a session leaves its frame with the commit that begins one, whether others want it or not."""
 
 OVER = (Fenced, UnknownSession)
-"""With these a frame leaves its session and calls in anew; anything else ends its process."""
+"""With these a frame leaves its session and calls in again; anything else ends its process."""
 
 
 class Rounds:
@@ -132,7 +132,7 @@ class Rounds:
         return self._frames.supply.must_leave(slot)
 
     async def _over(self, slot: Slot, work: Work | None, woken: ActiveSession | None, *, leave: bool) -> Work | Exit:
-        """The frame's activation ended with its commit: its session, if there is more to do, needs a frame anew."""
+        """The frame's activation ended with its commit: its session, if there is more to do, needs a frame again."""
         if work is None:
             self._frames.release(slot)
         if leave:

@@ -54,11 +54,11 @@ Attached = TypeVar("Attached", bound=Attachment)
 
 
 class ServiceLink(ABC, Generic[Attached]):
-    """Attaches to a service, and does so anew when it is gone.
+    """Attaches to a service, and does so again when it is gone.
 
     Args:
         what: names the service in logs.
-        always: it is attached to anew at once; otherwise once somebody needs it.
+        always: it is attached to again at once; otherwise once somebody needs it.
 
     Attributes:
         current: the service, unless it was found to be gone.

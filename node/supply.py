@@ -1,4 +1,4 @@
-"""How many frames this node should have: what the supervisor is told of that, and who goes when it says so."""
+"""How many frames this node should have: what the supervisor learns of that, and who goes when it says so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .paging import Paging, Slot
 
 DEMAND_PAUSE = 0.05
 BUSY_DEMAND_PAUSE = 0.5
-"""Seconds until a change of demand is told: the first one at once or nearly so, under constant change now and then."""
+"""Seconds until a change of demand is reported: the first at once or nearly so, under constant change now and then."""
 
 MEASURE_SECONDS = 2.0
 
@@ -30,7 +30,7 @@ class Supply:
         let_go: ends the process of a frame that rests; its session, if it has one, leaves it.
 
     Attributes:
-        changed: demand has, since it was told.
+        changed: demand has, since it was reported.
         unschedulable: why no frame of a placement can be started, as the supervisor says.
         cap: the most frames that the supervisor starts now; 0 while it has not said so.
         leaving: how many frames of each placement shall go when they next rest.
@@ -45,15 +45,15 @@ class Supply:
         self.leaving: Counter[str] = Counter()
         self._memory: Memory | None = None
         self._measured = 0.0
-        self._told = 0.0
+        self._reported_at = 0.0
 
     async def demand(self, timeout: float) -> dict[str, Demand]:
         """Per placement, as soon as it changes or after `timeout`."""
         if timeout > 0:
-            busy = time.monotonic() - self._told < 1.0
+            busy = time.monotonic() - self._reported_at < 1.0
             if await is_set_within(self.changed, timeout):
                 await asyncio.sleep(BUSY_DEMAND_PAUSE if busy else DEMAND_PAUSE)
-            self._told = time.monotonic()
+            self._reported_at = time.monotonic()
         self.changed.clear()
         found = self._paging.demand()
         for name, demand in found.items():

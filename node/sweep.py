@@ -116,9 +116,9 @@ class Sweep:
             if row is None or (row.activation, row.run_id) != (known, run_id):
                 self._interrupts.fence(known, "the run is over")
         unsure = {name for name, row in rows.items() if _is_fresh(row, age) or self._frames.assignments.is_placed(name)}
-        told = {name: row for name, row in rows.items() if name not in unsure}
+        sure = {name: row for name, row in rows.items() if name not in unsure}
         for slot, known in held:
-            row = told.get(known.session_id)
+            row = sure.get(known.session_id)
             if row is not None and row.activation > known == slot.activation:
                 log.warning("frame %s is at an activation of session %s that is over", slot.frame_id, known.session_id)
                 self._frames.condemn(slot.frame_id, known)

@@ -1,4 +1,4 @@
-"""A supervisor takes the service up: from then on it acts for it, with what is at home here."""
+"""A supervisor takes over the service, which acts for it from then on, with what is at home here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHUNK = 200
 
 
 class Takeover:
-    """Takes up the sessions of this node, and those of lost nodes that fall to it."""
+    """Takes over the sessions of this node, and those of lost nodes that fall to it."""
 
     def __init__(
         self, node: NodeBasis, frames: Frames, calls: Calls, deaths: Deaths, draining: Draining, notices: Notices,

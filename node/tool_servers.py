@@ -45,7 +45,7 @@ START_SECONDS = 60.0
 """So long a tool host is waited for."""
 
 RELEASE_SECONDS = 0.5
-"""Calls that the host may forget within so many seconds are told together."""
+"""Calls that the host may forget within so many seconds are reported together."""
 
 MOST_KNOWN = 10_000
 """Servers of sessions that are kept in mind."""
@@ -98,7 +98,7 @@ class ToolServers:
             is_wanted = key in self._made.get(call.key, ()) and key not in self._given_up
             if call.arguments is not None and not is_wanted:
                 # Nobody waits for it, or it has its result: a host that has forgotten it would make it again.
-                await self._told(lambda attached: self._host.cancel(attached.number, key))
+                await self._notify(lambda attached: self._host.cancel(attached.number, key))
                 return ServerAnswer(LOST, "the call was given up")
             if attached is None:
                 return ServerAnswer(UNKNOWN if call.arguments is None else LOST, "the tool host gives no answer")
@@ -117,7 +117,7 @@ class ToolServers:
         named = _key(activation, key, attempt)
         if named in self._made.get(key, ()):
             self._given_up.add(named)
-        await self._told(lambda attached: self._host.cancel(attached.number, named))
+        await self._notify(lambda attached: self._host.cancel(attached.number, named))
 
     def may_be_at_work(self, tx: Transaction, row: SessionRow) -> bool:
         """Whether the host may be at a call of a session: one that this service knows, or one that a service before it
@@ -144,7 +144,7 @@ class ToolServers:
         """Have the host end and forget all attempts of these calls."""
         for call in calls:
             for key in self._forget(call):
-                self._tasks.spawn(self._told(lambda attached, key=key: self._host.cancel(attached.number, key)))  # type: ignore[misc]
+                self._tasks.spawn(self._notify(lambda attached, key=key: self._host.cancel(attached.number, key)))  # type: ignore[misc]
 
     def committed(self, events: Iterable[Event]) -> None:
         """The host may forget calls whose results are committed."""
@@ -174,9 +174,9 @@ class ToolServers:
         while self._unwanted:
             await asyncio.sleep(RELEASE_SECONDS)
             keys, self._unwanted = self._unwanted, []
-            await self._told(lambda attached, keys=keys: self._host.release(attached.number, keys))  # type: ignore[misc]
+            await self._notify(lambda attached, keys=keys: self._host.release(attached.number, keys))  # type: ignore[misc]
 
-    async def _told(self, tell: Callable[[HostAttached], Awaitable[None]]) -> None:
+    async def _notify(self, tell: Callable[[HostAttached], Awaitable[None]]) -> None:
         """Tell the host something, if there is one: another one does not have what it is about."""
         attached = self.link.current
         if attached is not None:

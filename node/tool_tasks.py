@@ -197,7 +197,7 @@ class ToolTasks:
 
     async def look(self) -> None:
         """End and forget what is for calls that have a result, or whose round or session is over; and what is for
-        sessions that are at home elsewhere, which begin it anew there, if they may."""
+        sessions that are at home elsewhere, which begin it again there, if they may."""
         for session_id in {key[0] for key in self._calls}:
             try:
                 wanted = await self._node.journal.submit(partial(self._open_calls, session_id=session_id), session_id)

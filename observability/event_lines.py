@@ -39,8 +39,8 @@ def log_events(events: Sequence[Event]) -> None:
     for event in events:
         loud = isinstance(event, LOUD) or (isinstance(event, SessionActivated) and event.cause not in ("ready", ""))
         if loud or quiet:
-            told = " ".join(f"{name}={value}" for name, value in event.body().items() if name not in CONTENT)
+            facts = " ".join(f"{name}={value}" for name, value in event.body().items() if name not in CONTENT)
             ids = {"session_id": event.session_id, "run_id": event.run_id or "", "trace_id": event.trace_id}
             if event.run_id and event.trace_id:
                 ids["span_id"] = run_span_identifier(event.session_id, event.run_id)
-            log.log(logging.INFO if loud else logging.DEBUG, "%s %s %s", event.type, event.agent, told, extra=ids)
+            log.log(logging.INFO if loud else logging.DEBUG, "%s %s %s", event.type, event.agent, facts, extra=ids)

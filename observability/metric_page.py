@@ -51,7 +51,7 @@ CONVENTIONS = {
     "understudy_run_status": "how the run ended; an attribute of ours",
     "error_type": "the error's code, a failed run's status or a tool call's outcome; empty without an error",
 }
-"""The same of attributes of the GenAI conventions, which are told once below the table."""
+"""The same of attributes of the GenAI conventions, which are explained once below the table."""
 
 
 def page() -> str:
@@ -66,7 +66,7 @@ def page() -> str:
         source = "store" if live.source == "store" else "local" if live.kind == "counter" else "live"
         lines.append(_line(live.name, live.kind, live.unit, labels, source, live.help))
     attributes = ["", "Labels that are attributes of the conventions, and what they say here:", ""]
-    attributes += [f"- `{label}`: {told}" for label, told in CONVENTIONS.items()]
+    attributes += [f"- `{label}`: {text}" for label, text in CONVENTIONS.items()]
     buckets = ["", "Upper bounds of the histograms' buckets:", ""]
     for row in TABLE:
         if row.buckets:
@@ -86,8 +86,8 @@ def _labels(row: MetricRow) -> list[str]:
     found = []
     for index, label in enumerate(row.labels):
         known = list(dict.fromkeys(values[index] for values in row.initial))
-        told = _listed(known) if 0 < len(known) <= LISTED else LABELS.get(label)
-        found.append(f"{label}: {told}" if told else f"`{label}`")
+        meaning = _listed(known) if 0 < len(known) <= LISTED else LABELS.get(label)
+        found.append(f"{label}: {meaning}" if meaning else f"`{label}`")
     return found
 
 

@@ -115,7 +115,7 @@ AGENT_RUN = _labels(names.AGENT_NAME, names.RUN_STATUS, names.ERROR_TYPE)
 TOOL_CALL = _labels(names.TOOL_NAME, names.TOOL_TYPE, names.ERROR_TYPE)
 
 MODALITY = "unknown"
-"""Endpoints' counts of audio, image and text tokens are not told apart."""
+"""Endpoints' counts of audio, image and text tokens are not distinguished."""
 
 
 def _inference(event: ModelCallEnded) -> Labels:

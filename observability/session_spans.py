@@ -122,7 +122,7 @@ def closed(event: SessionClosed) -> ReadableSpan:
 
 
 def shutdown_forced(event: ShutdownForced) -> ReadableSpan:
-    """A run was told to end and did not: from then to the kill of its process. Always an error."""
+    """A run was asked to end and did not: from then to the kill of its process. Always an error."""
     return _happening(event, names.FORCE_SHUTDOWN, {}, error="shutdown_timeout", since=event.at - event.waited)
 
 

@@ -74,7 +74,7 @@ class SpanSink:
     def _is_wanted(self, event: Event) -> bool:
         try:
             return is_sampled(self._sampler, event)
-        except ValueError:  # what it has is no trace id: it has no span either, which is told where they are made
+        except ValueError:  # what it has is no trace id: it has no span either, which is reported where they are made
             return False
 
     def _project(self, events: Iterable[Event]) -> list[ReadableSpan]:

@@ -67,7 +67,7 @@ def trace_of(events: Iterable[Event]) -> list[TraceSpan]:
     ended: dict[str, TraceSpan] = {}
     going_on: dict[str, TraceSpan] = {}
     for event in events:
-        # That a run has begun is told by its own span here, which is drawn open.
+        # That a run has begun is shown by its own span here, which is drawn open.
         for span in () if isinstance(event, RunStarted) else spans_of(event):
             ended[_identifier(span)] = _ended(event, span)
         begin = _BEGINNINGS.get(type(event))

@@ -181,7 +181,7 @@ def child_refused(charges: Iterable[Charge]) -> Refusal | None:
 
 
 def begin(account: Row, now: int) -> None:
-    """A run of the session that has the account begins: its clock starts, and what counts by run starts anew."""
+    """A run of the session that has the account begins: its clock starts, and what counts by run starts from zero."""
     if account["scope"] == "run":
         account.update(spent=0, reserved=0, beyond=0, since=now)
     else:
@@ -199,7 +199,7 @@ def book(account: Row, held: Grant | None, usage: Usage, rounds: int) -> None:
 
 
 class Deadline(NamedTuple):
-    """When a run must have ended, microseconds since 1970 UTC, and how its end is told."""
+    """When a run must have ended, microseconds since 1970 UTC, and how its end is reported."""
 
     due_at: int
     refusal: Refusal

@@ -55,7 +55,7 @@ Operation = Callable[[Transaction], Any]
 
 @dataclass
 class Committed:
-    """What one group commit changed, told on the event loop before its callers continue.
+    """What one group commit changed, reported on the event loop before its callers continue.
 
     Attributes:
         written: every session that was changed, as it is now, and its `seq` before.
@@ -65,7 +65,7 @@ class Committed:
         commands: nodes with commands in the background of which something was written.
         killed: frames that must end, with the activation whose run was ended by force.
         unwanted: by session, the response that an endpoint makes in background mode for a run that ended.
-        repeated: an earlier try may have been committed unnoticed; what it changed is not told again.
+        repeated: an earlier try may have been committed unnoticed; what it changed is not reported again.
     """
 
     events: list[Event]
@@ -130,7 +130,7 @@ class Journal:
         self._patience = patience
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._groups: deque[list[_Submitted]] = deque()
-        self._end_known = False  # else a commit of this log may have happened, or may yet, that nobody has told here
+        self._end_known = False  # else a commit of this log may have happened, or may yet, that was not reported here
         self._doubted = False
         self._races = 0
         self._met: set[str] = set()  # the sessions that the first group's last try came to: the next locks them first
@@ -331,7 +331,7 @@ class Journal:
                         submitted.results.append(error)
             give_slots(tx)
             tx.flush()
-        # A predecessor's commit took effect after this journal's start; what its own did late is told as repeated.
+        # A predecessor's commit took effect after this journal's start; what its own did late is `repeated`.
         unnoticed = tx.end_found is not None and not self._doubted and tx.end_found != self.writer_seq
         if tx.writer_seq is not None:
             self.writer_seq, self._end_known, self._doubted = tx.writer_seq, True, False
@@ -345,7 +345,7 @@ class Journal:
         """A commit's time: the clock's, also when that was set back. Order is by `seq`, never by time.
 
         No two commits in a row share one, though the clock may be coarse or be corrected a little: an incarnation is
-        a time, and whether a session was written since its process died is told by times (`ready_of`).
+        a time, and whether a session was written since its process died is decided by times (`ready_of`).
         """
         clock = now()
         ahead = self._last_now - clock
@@ -360,7 +360,7 @@ class Journal:
                 try:
                     self._on_commit(committed)
                 except Exception:  # what is committed must be acknowledged, whatever the projection makes of it
-                    log.exception("a commit could not be told")
+                    log.exception("a commit could not be reported")
             for submitted in group:
                 if submitted.future.done():  # its caller gave up; the commit stands
                     continue
@@ -377,4 +377,4 @@ class Journal:
         try:
             self._loop.call_soon_threadsafe(deliver)
         except RuntimeError:
-            log.warning("the event loop closed before a commit could be told")
+            log.warning("the event loop closed before a commit could be reported")

@@ -75,7 +75,7 @@ class _Done:
 def reckon(connection: Connection, namespace: str, root_ids: Sequence[str]) -> Iterator[Reckoned]:
     """The accounts of whole trees with what they must say, tree by tree.
 
-    Tokens and cost are what answers told (late ones too, but of a run's account); rounds are answers that became
+    Tokens and cost are what answers reported (late ones too, but of a run's account); rounds are answers that became
     messages; children are sessions that exist.
     """
     for root_id in root_ids:

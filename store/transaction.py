@@ -70,8 +70,9 @@ class Transaction:
         killed: activations whose run was ended by force here, by the frame whose process must go.
         commands: nodes with commands in the background of which something was written here.
         unwanted: by session, the response that an endpoint makes in background mode for a run that ended here.
-        queues: those of which a run may begin that could not before, since it waits anew, or another one has ended; and
-            whether the queue has to be there. They are looked at when all operations are done (`queues.give_slots`).
+        queues: those of which a run may begin that could not before, since it has begun to wait, or another one has
+            ended; and whether the queue has to be there. They are looked at when all operations are done
+            (`queues.give_slots`).
         stopping: sub-agents that their group stops, which are asked to end one after the other.
         decide_end: what becomes of a group of sub-agents when one of them ends.
         written: every session that was changed, as it is now, and its `seq` before.
@@ -229,7 +230,7 @@ class Transaction:
     def next_incarnation(self) -> int:
         """For a session whose id is not in use: later than any removed one's, though their clocks may have been ahead.
 
-        Read anew each time: who removed a session of this id has committed, since it was not found.
+        Read again each time: who removed a session of this id has committed, since it was not found.
         """
         return max(self.now, (self._scalar(SELECT_REMOVAL) or 0) + 1)
 
@@ -412,7 +413,7 @@ class Transaction:
 
         A takeover may be committed right after this. That is as if what is done here had been done before it: the next
         owner's services must wait for the locks of the sessions that were loaded before the owner was read, and then
-        find this as it is. So the owner is read anew whenever more were loaded, and never locked.
+        find this as it is. So the owner is read again whenever more were loaded, and never locked.
 
         Raises:
             StaleGeneration: another one does, or none ever did.

@@ -1,6 +1,6 @@
 """Drains, as the supervisor sees them: begun, taken back, and heeded when the cluster says that a node will go.
 
-What is drained stands in the store, and node services read it there whenever they are told about nodes. So nothing is
+What is drained stands in the store, and node services read it there whenever they hear about nodes. So nothing is
 kept here that a successor would miss.
 """
 

@@ -17,8 +17,8 @@ class Node:
 
     Attributes:
         turns: who may create a frame of a placement now.
-        leaving: how many frames of each placement were told to leave when they rest.
-        ending: frames whose deaths are being told to this service.
+        leaving: how many frames of each placement were asked to leave when they rest.
+        ending: frames whose deaths are being reported to this service.
         load: as it was reported last; None before the first report.
         drain: the same, of its drain.
     """
@@ -48,7 +48,7 @@ class Known:
         released: the CPUs of nodes that were given back, and that the cluster still has: they get no service.
         well: when each frame was last known to be well (monotonic).
         stopped: nothing is restarted any more.
-        told: the generation, and the nodes that act for it: both change together.
+        announced: the generation, and the nodes that act for it: both change together.
     """
 
     def __init__(self) -> None:
@@ -70,5 +70,5 @@ class Known:
         return term == self.term and self.nodes.get(node.handle.node_id) is node
 
     def frames_of(self, node: Node) -> set[str]:
-        """All frames that are watched, and those of this node that are about to be, or whose deaths are being told."""
+        """All frames that are watched, and those of this node that will be, or whose deaths are being reported."""
         return {*self.frames, *node.stock.starting, *node.ending}

@@ -11,7 +11,7 @@ SILENCE_LIMIT = 10.0
 """A frame whose event loop stood still for so long is hung, unless one of its tools is within its deadline."""
 
 JOURNAL_LIMIT = 60.0
-"""A node service that could commit nothing for so long is replaced, unless the store is away: its successor looks anew
+"""A node service that could commit nothing for so long is replaced, unless the store is away: its successor looks again
 at what the store has."""
 
 OVERDUE_LIMIT = 5.0

@@ -20,7 +20,7 @@ CHANGE = 0.2
 """A share that differs by less is not changed before it is renewed."""
 
 STOP_CHANGE = 0.5
-"""Seconds by which a stop must last longer to be told again."""
+"""Seconds by which a stop must last longer to be sent again."""
 
 Key = tuple[str, str]
 """Profile and model of a limit (`RateUse`)."""
@@ -129,7 +129,7 @@ class RateLedger:
         before = {(use.profile, use.model): use.limit for use in node.report.uses} if node.report is not None else {}
         for use in report.uses:
             key = (use.profile, use.model)
-            # What a node has learned itself, not what it was told: that may be older than what another has learned.
+            # What a node has learned itself, not what it was sent: that may be older than what another has learned.
             if use.limit != before.get(key, use.limit) or key not in self._limits:
                 self._limits[key] = use.limit
             if use.stopped > 0 and now + use.stopped > self._stops.get(key, 0.0) + STOP_CHANGE:
@@ -169,7 +169,7 @@ class RateLedger:
         self, last: _Grant, report: RateReport, shares: Mapping[Key, Rates], limits: Mapping[Key, Rates],
         stops: Mapping[Key, float],
     ) -> bool:  # fmt: skip
-        """Whether a node is to be sent its shares anew."""
+        """Whether a node is to be sent its shares again."""
         if last.nodes != len(self._nodes) or last.limits != limits or report.at - last.at >= RENEW_SECONDS:
             return True
         if any(end > last.stops.get(key, 0.0) for key, end in stops.items()):

@@ -17,10 +17,10 @@ from .rate_shares import RateLedger
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""A node that gives no answer for so long is told again after its next report."""
+"""A node that gives no answer for so long is sent its shares again after its next report."""
 
 PAUSE_SECONDS = 0.2
-"""A node is told new shares no more often."""
+"""A node is sent new shares no more often."""
 
 
 class RateSharing:
@@ -40,7 +40,7 @@ class RateSharing:
             self._look()
 
     def greeting(self) -> RateShares:
-        """What a node is told before it begins to act: how many nodes there are, and no share of anything."""
+        """What a node is sent before it begins to act: how many nodes there are, and no share of anything."""
         self._update()
         return RateShares(self._known.announced[0], self._ledger.number(), 0.0, len(self._known.nodes))
 

@@ -64,7 +64,7 @@ class Scaler:
             self._sizing = Sizing(self._scaling, own, time.monotonic())
 
     def look(self) -> None:
-        """Decide anew. Nothing is waited for here."""
+        """Decide again. Nothing is waited for here."""
         nodes, now = self._known.nodes.values(), time.monotonic()
         if any(node.load is None and now - node.joined < REPORT_SECONDS for node in nodes):  # it has frames to spare
             return

@@ -52,7 +52,7 @@ class Stock:
         self._memory = memory
 
     def died(self, placement: str, cause: str, now: float) -> None:
-        """A frame's process is gone. One that was told to leave was not lost."""
+        """A frame's process is gone. One that was asked to leave was not lost."""
         if cause == OUT_OF_MEMORY:
             self._killed(now)
         if cause != "exit" and placement in self._standbys:
@@ -80,7 +80,7 @@ class Stock:
         """What to create and to retire.
 
         Args:
-            demand: as told by the node service, per placement.
+            demand: as reported by the node service, per placement.
             arriving: frames that are alive or being created and have not called in yet, per placement.
             wanted: the most standbys, per placement.
         """

@@ -125,8 +125,8 @@ class Supervisor:
         """Wait until it supervises; returns the directory of services.
 
         Raises:
-            StoreOwned: another cluster owns the store. Told early: if that were dead, its lease would have been over.
-            MetricsPortTaken: told early as well, since the node service has waited for its port.
+            StoreOwned: another cluster owns the store. Raised early: if that were dead, its lease would have been over.
+            MetricsPortTaken: raised early as well, since the node service has waited for its port.
             UnderstudyError: what kept it from starting.
         """
         began = time.monotonic()
@@ -161,15 +161,15 @@ class Supervisor:
         """Learn a model profile and tell the node services. Its credentials stay in their memory.
 
         Raises:
-            InvalidConfiguration: it can't be used (`profiles.check`); nobody is told.
+            InvalidConfiguration: it can't be used (`profiles.check`); no node service gets it.
         """
         check(profile)
         self.profiles[profile.name] = profile = profile.after(self.profiles.get(profile.name))
-        told = [
+        calls = [
             asyncio.wait_for(node.handle.call("register", profile), ANSWER_SECONDS)
             for node in self._known.nodes.values()
         ]
-        await asyncio.gather(*told, return_exceptions=True)  # one without an answer is told when it is taken up
+        await asyncio.gather(*calls, return_exceptions=True)  # one without an answer gets it at its takeover
 
     async def stop(self) -> None:
         """Give the store up, as far as it can be reached within 5 s; nothing is killed."""
@@ -279,7 +279,7 @@ class Supervisor:
                 self._tasks.spawn(self._inform(other, learned))
         await node.handle.call("share_rates", self._rates.greeting())
         generation, nodes = self._known.announced
-        if self._tasks.under_way(FENCE) or node.handle.node_id not in nodes:  # it is told with the next generation
+        if self._tasks.under_way(FENCE) or node.handle.node_id not in nodes:  # it gets the next generation
             return
         self._numbers += 1
         found = await node.handle.call("take_over", generation, self._numbers, nodes)
@@ -291,13 +291,13 @@ class Supervisor:
         for profile in profiles:
             try:
                 await node.handle.call("register", profile)
-            except InvalidConfiguration as error:  # its sessions are told when they call a model; others go on
+            except InvalidConfiguration as error:  # its sessions get the error when they call a model; others go on
                 log.warning("model profile %s is refused: %s", profile.name, error)
 
     async def _tell_all(self) -> None:
         """Have all node services look at what the store says of nodes; one without an answer does so with its sweep."""
-        told = [asyncio.wait_for(self._take_over_node(node), ANSWER_SECONDS) for node in self._known.nodes.values()]
-        await asyncio.gather(*told, return_exceptions=True)
+        calls = [asyncio.wait_for(self._take_over_node(node), ANSWER_SECONDS) for node in self._known.nodes.values()]
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def _tending(self) -> None:
         """Keep the lease, and notice which nodes come and go. Nothing that may take long is waited for here."""
@@ -370,7 +370,7 @@ class Supervisor:
         self._tasks.alone(FENCE, self._fence, self._known.term)
 
     async def _fence(self, term: int) -> None:
-        """Take the next generation, and tell the nodes that are left. One that is lost meanwhile is not told of it."""
+        """Take the next generation, and tell the nodes that are left. One that is lost meanwhile is left out."""
         wanted = (self.holder, int(LEASE_SECONDS * 1e6), self.holder, new_identifier())
         try:
             generation = await self._ask("acquire", *wanted)
@@ -388,7 +388,7 @@ class Supervisor:
     async def _welcome(self, node_id: str) -> None:
         """A node has come, or come back.
 
-        It is told whom it acts for under the next generation only: one that has not heard of it yet would take what is
+        It learns whom it acts for under the next generation only: one that has not heard of it yet would take what is
         at work there for a lost node's, and can no longer.
         """
         term = self._known.term

@@ -1,4 +1,4 @@
-"""Watching every process: what dies is told to its node, what hangs is killed first."""
+"""Watching every process: what dies is reported to its node, what hangs is killed first."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Watching:
                     await node.handle.call("frame_died", frame_id, cause, silence, not gone)
                     return
                 except UnderstudyError as error:
-                    log.warning("the death of frame %s is told again: %s", frame_id, error)
+                    log.warning("the death of frame %s is reported again: %s", frame_id, error)
                     await asyncio.sleep(REPEAT_SECONDS)
         finally:
             if home is not None:
@@ -117,7 +117,7 @@ class Watching:
             self._tasks.spawn(ended)
 
     async def watch_node(self, node: Node, term: int) -> None:
-        """Await a node service's death; Ray restarts it, and it must be told what it needs."""
+        """Await a node service's death; Ray restarts it, and it must be given what it needs."""
         while self._known.serves(node, term):
             try:
                 await node.handle.watch()

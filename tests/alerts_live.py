@@ -170,7 +170,7 @@ def node(now: Situation) -> None:
 
 
 def head(now: Situation) -> None:
-    """The head's GCS is stopped, for longer than the rule waits: sessions go on, and it is told until it goes on."""
+    """The head's GCS is stopped, for longer than the rule waits: sessions go on, and the alert fires meanwhile."""
     [worker] = now.at(now.here, 1)
     for number in range(200):
         worker.send(call("look", name=f"{number}", seconds=0.5))
@@ -183,8 +183,8 @@ def head(now: Situation) -> None:
     began, before = time.monotonic(), len(now.stage.effects())
     try:
         now.watch("head", "HeadUnreachable")
-        told = now.running.query(silence)
-        print(f"{'head':9} silence after {time.monotonic() - began:.1f} s: {told}", flush=True)
+        silent = now.running.query(silence)
+        print(f"{'head':9} silence after {time.monotonic() - began:.1f} s: {silent}", flush=True)
         done = len(now.stage.effects()) - before
         print(f"{'head':9} tools run by a session meanwhile: {done}", flush=True)
         if not done:

@@ -128,24 +128,24 @@ def names_of(path: Path) -> frozenset[str]:
 def problems(found: Claims, made: list[Promise]) -> list[str]:
     """Whatever keeps the claims from being what they say."""
     known = [one.id for one in made]
-    told = [f"docs/guarantees.md has the id {one!r} twice" for one in {one for one in known if known.count(one) > 1}]
+    lines = [f"docs/guarantees.md has the id {one!r} twice" for one in {one for one in known if known.count(one) > 1}]
     for one in {*found.tests, *found.simulated, *found.untested} - set(known):
-        told.append(f"docs/guarantees.md has no promise {one!r}")
+        lines.append(f"docs/guarantees.md has no promise {one!r}")
     for one in known:
         if not (found.tests.get(one) or found.simulated.get(one) or found.untested.get(one)):
-            told.append(f"nothing holds the promise {one!r}, and tests/claims.toml does not say so under [untested]")
+            lines.append(f"nothing holds the promise {one!r}, and tests/claims.toml does not say so under [untested]")
     for one, tests in found.tests.items():
         for test in tests:
             path, _, name = test.partition("::")
             there = {name for name in names_of(TESTS / path) if name.startswith("test_")}
             if (name and name not in there) or not there:
-                told.append(f"{one}: there is no test {test}")
+                lines.append(f"{one}: there is no test {test}")
     for one, checks in found.simulated.items():
         for check in checks:
             module, _, name = check.partition(".")
             if name not in names_of(TESTS / "simulation" / f"{module}.py"):
-                told.append(f"{one}: tests/simulation has no {check}")
-    return sorted(told)
+                lines.append(f"{one}: tests/simulation has no {check}")
+    return sorted(lines)
 
 
 def page(found: Claims, made: list[Promise]) -> str:

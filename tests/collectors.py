@@ -68,7 +68,7 @@ class HttpCollector:
     async def more(self) -> None:
         """Wait until something else was received."""
         known = len(self.received)
-        while len(self.received) == known:  # noqa: ASYNC110 (told by a thread)
+        while len(self.received) == known:  # noqa: ASYNC110 (a thread receives)
             await asyncio.sleep(0.02)
 
     def __enter__(self) -> HttpCollector:

@@ -1,4 +1,4 @@
-"""What SQLAlchemy compiles is kept for all stores of a test session. Each of its engines would compile it anew, and
+"""What SQLAlchemy compiles is kept for all stores of a test session. Each of its engines would compile it again, and
 tests open thousands of stores: that took two fifths of the time of those that use a store."""
 
 from __future__ import annotations

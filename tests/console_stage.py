@@ -97,8 +97,8 @@ async def chromium() -> AsyncIterator[Browser]:
     """The system's browser."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
-        told = "there is no Chromium: install the package chromium"
-        pytest.fail(told) if os.environ.get("CI") else pytest.skip(told)
+        problem = "there is no Chromium: install the package chromium"
+        pytest.fail(problem) if os.environ.get("CI") else pytest.skip(problem)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:

@@ -29,7 +29,7 @@ MOST_ORDERS = 1000
 
 @dataclass(frozen=True)
 class Step:
-    """What a session is told to do."""
+    """What a session does."""
 
     session: int
     sql: str
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a step led to: what each session that got an answer was told, and who waits now."""
+    """What a step led to: the answer of each session that got one, and who waits now."""
 
     answers: dict[int, Any]
     waiting: tuple[int, ...]
@@ -152,7 +152,7 @@ class Author:
 
 
 def answer_of(rows: list[Any] | None, count: int, error: BaseException | None) -> Any:
-    """What a session was told, in a form that can be compared."""
+    """What a session received, in a form that can be compared."""
     if error is not None:
         if not isinstance(error, psycopg.Error):
             raise error
@@ -176,7 +176,7 @@ class Simulated:
 
     def _run(self, function: Any) -> None:
         task = self.host.start("test", function)
-        self.host.settle()
+        self.host.run_until_idle()
         assert task.error is None
 
     def _fill(self) -> None:
@@ -187,7 +187,7 @@ class Simulated:
 
     def step(self, step: Step) -> Seen:
         self._tasks[step.session] = self.host.start(str(step.session), lambda: self._do(step))
-        self.host.settle()
+        self.host.run_until_idle()
         if self.server.waiting():
             self.host.run(10)  # who is in a deadlock finds out
         done = {number: task for number, task in sorted(self._tasks.items()) if task.done}
@@ -238,7 +238,7 @@ class Real:
         self.patience = 1.0
 
     async def empty(self) -> None:
-        """Begin anew."""
+        """Reset the connections and the tables."""
         for connection in self._connections:
             await connection.rollback()
             await connection.set_isolation_level(None)
@@ -353,7 +353,7 @@ async def compare(seed: int, other: Real) -> Difference | None:
     await other.empty()
     simulated = Simulated(author.sessions)
     steps: list[Step] = []
-    told: list[Seen] = []
+    expected: list[Seen] = []
     waiting: tuple[int, ...] = ()
     while len(steps) < author.length or author.open:
         free = [number for number in range(author.sessions) if number not in waiting]
@@ -365,19 +365,19 @@ async def compare(seed: int, other: Real) -> Difference | None:
             step = Step(number, "COMMIT")
         steps.append(step)
         seen = simulated.step(step)
-        told.append(await other.step(step))
-        if seen != told[-1]:
-            found = _other_order(simulated, steps, told)
+        expected.append(await other.step(step))
+        if seen != expected[-1]:
+            found = _other_order(simulated, steps, expected)
             if found is None:
-                return Difference(seed, steps, seen, told[-1])
+                return Difference(seed, steps, seen, expected[-1])
             simulated = found
-        waiting = told[-1].waiting
+        waiting = expected[-1].waiting
     tables = simulated.tables(), await other.tables()
     return Difference(seed, steps, *tables) if tables[0] != tables[1] else None
 
 
-def _other_order(simulated: Simulated, steps: list[Step], told: list[Seen]) -> Simulated | None:
-    """A simulated server that told the same, since those that were woken at once went on in another order."""
+def _other_order(simulated: Simulated, steps: list[Step], expected: list[Seen]) -> Simulated | None:
+    """A simulated server that answers the same, since those that were woken at once went on in another order."""
     made = simulated.host.made
     for _ in range(MOST_ORDERS):
         while made and made[-1][0] + 1 == made[-1][1]:
@@ -387,7 +387,7 @@ def _other_order(simulated: Simulated, steps: list[Step], told: list[Seen]) -> S
         choices = [pick for pick, _ in made]
         choices[-1] += 1
         again = Simulated(len(simulated.connections), choices)
-        if all(again.step(step) == seen for step, seen in zip(steps, told, strict=True)):
+        if all(again.step(step) == seen for step, seen in zip(steps, expected, strict=True)):
             return again
-        made = again.host.made  # what was chosen after the step that told something else was not reached
+        made = again.host.made  # what was chosen after the step that answered something else was not reached
     return None

@@ -148,7 +148,7 @@ class Stage:
         """All frames, with a session or without."""
         return self.pids("frame", "standby")
 
-    def settled(self, count: int = 2) -> list[int]:
+    def wait_for_standbys(self, count: int = 2) -> list[int]:
         """Wait until there are so many frames without a session, so that nothing starts in the middle of a test."""
         return wait_until(lambda: (found := self.pids("standby"))[count - 1 :] and found, f"{count} standbys")
 

@@ -1,4 +1,4 @@
-"""Helpers of the tests with `ray job submit`: a head with a job server, shells that use it, jobs and what they told."""
+"""Helpers of the tests with `ray job submit`: a head with a job server, shells that use it, jobs and their output."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ class JobHead(Head):
         """Run a shell command of somebody who uses this cluster."""
         with self.begin(command, directory, **environment) as process:
             try:
-                told, _ = process.communicate(timeout=2 * PATIENCE)
+                output, _ = process.communicate(timeout=2 * PATIENCE)
             finally:
                 process.kill()
-        return subprocess.CompletedProcess(command, process.returncode, told)
+        return subprocess.CompletedProcess(command, process.returncode, output)
 
     def client(self, source: str, **environment: str) -> Any:
         """What a short program prints as JSON, which has connected to the cluster: `cluster`."""

@@ -1,4 +1,4 @@
-"""Make docs/images/console.png anew: `python -m tests.picture` takes it from a real console, of a tree at work.
+"""Make docs/images/console.png: `python -m tests.picture` takes it from a real console, of a tree at work.
 
 A lead and four surveyors of this repository on a `LocalCluster`; one surveyor's process dies while its model call is in
 flight, and another takes over. Prints the same tree as `understudy tree` shows it. Needs Chromium.

@@ -121,7 +121,7 @@ class RoundRobin:
     def run(self, seconds: float = 1e9) -> None:
         """Go on until nothing is left to be done, or so much time is over."""
         end = self._now + int(seconds * 1e6)
-        self.settle()
+        self.run_until_idle()
         while self._timers and self._timers[0][0] <= end:
             self._now = self._timers[0][0]
             due = []
@@ -129,11 +129,11 @@ class RoundRobin:
                 due.append(heapq.heappop(self._timers)[2])
             while due:
                 due.pop(self._choose(len(due)))()
-                self.settle()
+                self.run_until_idle()
         if seconds < 1e9:
             self._now = end
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         """Go on until everybody waits."""
         while self._ready:
             task, value = self._ready.pop(self._choose(len(self._ready)))

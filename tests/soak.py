@@ -87,7 +87,7 @@ class Soak:
     Attributes:
         work: for each session what was sent to it, by run id, in order.
         ended: runs whose client has the result.
-        patience: how often a client was told that the store is away.
+        patience: how often a call of a client failed because the store was away.
         failures: what ended a worker.
         waits: what the client waited for when the first of them was stuck.
     """
@@ -131,7 +131,7 @@ class Soak:
                     self.ended += 1
                 stored = self._patiently(lambda run=run: session.run(run.run_id).result(PATIENCE))  # type: ignore[misc]
                 if (result.text, result.status) != (stored.text, stored.status):
-                    raise AssertionError(f"{session_id} {run.run_id}: told {result!r}, stored {stored!r}")
+                    raise AssertionError(f"{session_id} {run.run_id}: received {result!r}, stored {stored!r}")
 
     def _result(self, session: Session, run: Run) -> RunResult:
         """The run's result; fails when nothing more comes of it."""
@@ -159,7 +159,7 @@ class Soak:
         return run
 
     def _patiently(self, call: Callable[[], Value]) -> Value:
-        """What a client must do that is told that the store is away: say it again, under the same id."""
+        """What a client must do when the store is away: send it again, under the same id."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -281,13 +281,13 @@ def _judge(shared: Soak, watch: Watch, killer: Killer, alive: list[str]) -> Fact
     if len(killer.kills) < shared.options.kills:
         facts.complain("kills left", f"{len(killer.kills)} of {shared.options.kills}")
     facts.totals.update(
-        {"inputs sent twice": shared.twice, "times a client was told that the store is away": shared.patience}
+        {"inputs sent twice": shared.twice, "calls of clients that failed because the store was away": shared.patience}
     )
     return facts
 
 
 def stuck_sessions(shared: Soak) -> list[str]:
-    """Wait until no session is at work; what is told of those that still are is all that is known of them."""
+    """Wait until no session is at work; for those that still are, return all that is known of them."""
     deadline = time.monotonic() + PATIENCE
     statement = (
         "SELECT session_id, status, wait, epoch, frame_id, actor_pid, run_id, round FROM session WHERE active = 1"
@@ -425,14 +425,14 @@ class Progress:
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
-        self._told = 0.0
+        self._shown_at = 0.0
 
     def tell(self, text: str) -> None:
         """Show how far it is."""
         if self._terminal:
             print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._told > 20:
-            self._told = time.monotonic()
+        elif time.monotonic() - self._shown_at > 20:
+            self._shown_at = time.monotonic()
             print(text, file=sys.stderr, flush=True)
 
 

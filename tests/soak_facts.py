@@ -30,7 +30,7 @@ from .soak_kills import BACKEND, FRAME, GATEWAY, NODE, SERVER, Kill
 from .soak_work import Model, Task, expected, seen, sessions_of
 
 SHOWN = 20
-"""Problems of one kind that are told one by one."""
+"""Problems of one kind that are shown one by one."""
 
 NEVER_MADE = "never made"
 """A service died between the commit that asks for a call and its hand-over to the gateway: it goes out as the next
@@ -129,9 +129,9 @@ class Judge:
                     if killed.get(event.pid, event.at + 1) > event.at:
                         self.facts.complain("deaths nobody caused", f"{session_id} seq {event.seq}: pid {event.pid}")
                 elif isinstance(event, ToolInDoubt) and not crashed:
-                    told = [f"{e.seq} {e.at} {e.type} {e.body()}" for e in events if e.seq <= event.seq][-12:]
+                    before = [f"{e.seq} {e.at} {e.type} {e.body()}" for e in events if e.seq <= event.seq][-12:]
                     self.facts.complain(
-                        "in doubt without a death", "\n    ".join([f"{session_id} {event.call_id}", *told])
+                        "in doubt without a death", "\n    ".join([f"{session_id} {event.call_id}", *before])
                     )
                 doubts += isinstance(event, ToolInDoubt)
         crashes = sum(isinstance(event, SessionCrashed) for event in self._log.every())

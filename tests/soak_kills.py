@@ -73,7 +73,7 @@ class Watch(threading.Thread):
     """Asks the supervisor all the time who runs where.
 
     Attributes:
-        pids: by kind, as last told.
+        pids: by kind, as last reported.
         generation: the last one that supervises.
         began: when each generation was first seen to supervise.
     """

@@ -11,7 +11,7 @@ import pytest
 
 QUICK, REST, ALL = "quick", "rest", "all"
 SHARES = {QUICK: 10, REST: 4}
-"""The quick tier dies at every tenth point of a sweep and the rest tier at every fourth one, drawn anew each time."""
+"""The quick tier dies at every tenth point of a sweep and the rest tier at every fourth one, drawn again each time."""
 
 FRESH_SEEDS = "UNDERSTUDY_FRESH_SEEDS"
 """The environment variable with the first of the seeds that this test session simulates and nobody has tried."""

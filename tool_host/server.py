@@ -91,7 +91,7 @@ class _Unlisted(Exception):
 
 
 CLIENT = Implementation(name="understudy", version=version("understudy"))
-"""Who servers are told that they speak with."""
+"""How the client introduces itself to servers."""
 
 
 class _NotConnected(Exception):
@@ -169,7 +169,7 @@ class Server:
 
     async def call(self, call: ServerCall, ask: Ask) -> ServerAnswer:
         """Have it do something, and say how that ended. Raises `CancelledError` when the caller cancels: the server is
-        told so.
+        notified.
 
         Args:
             ask: asks a person what the server wants to know meanwhile.
@@ -338,7 +338,7 @@ class Server:
     async def _until_ended(self) -> None:
         """Wait for the end of the connection, and cut it off if that takes too long."""
         connection = self._connection
-        # Again and again: what a connection does at its end begins anew with a cancellation.
+        # Again and again: what a connection does at its end starts over with a cancellation.
         while connection is not None and not (await asyncio.wait((connection,), timeout=END_SECONDS))[0]:
             self._cut_off()
 

@@ -1,4 +1,4 @@
-"""What all peers share: the agent that they run, and a process that works sessions off when it is told to.
+"""What all peers share: the agent that they run, and a process that runs sessions on command.
 
 The agent is `workload.noting`: four model calls, and three calls of a tool that must not be repeated blindly.
 """

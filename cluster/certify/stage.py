@@ -1,7 +1,7 @@
 """One run under `understudy certify`: a node service on a store of its own, a frame, and a SIGKILL at one point.
 
-What follows the kill is what follows any death: the node service is told, decides, and gives the session to the next
-frame. Nothing here helps it.
+What follows the kill is what follows any death: the node service is notified, decides, and gives the session to the
+next frame. Nothing here helps it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Every run has at most one death, so a difference from the undisturbed run has one cause: what ran a second time, or what
 was in the memory of the process that died. Three things are not held against anybody: what differs without a death as
-well (found by a run without one, and by what happened before each death), results that the model is told are unknown
-or were found out, and whatever follows from those, since the recorded answers are those of a model that was told
+well (found by a run without one, and by what happened before each death), results that are reported to the model as
+unknown or as found out, and whatever follows from those, since the recorded answers are those of a model that received
 something else.
 """
 
@@ -32,8 +32,8 @@ NOT_CALLED = "not called"
 
 EQUAL = "equal"
 DIFFERENT = "different"
-TOLD = "equal but for what the model was told"
-TOLD_DIFFERENT = "different after what the model was told"
+EQUAL_BUT_REPORTED = "equal but for what the model was told"
+DIFFERENT_AFTER_REPORT = "different after what the model was told"
 ENDED = "ended otherwise"
 NOT_REACHED = "not reached"
 
@@ -48,7 +48,7 @@ class Comparison:
     """How a run differs from the undisturbed one.
 
     Attributes:
-        state: one of `EQUAL`, `DIFFERENT`, `TOLD`, `TOLD_DIFFERENT`, `ENDED`, `NOT_REACHED`.
+        state: one of `EQUAL`, `DIFFERENT`, `EQUAL_BUT_REPORTED`, `DIFFERENT_AFTER_REPORT`, `ENDED`, `NOT_REACHED`.
         diff: of the transcript.
         requests: the model calls that asked something else, by session and round.
         request_diff: of the first of them.
@@ -161,10 +161,10 @@ def compare(
     ended = "" if record.status == clean.status else f"{record.status}: {record.error}".rstrip(": ")
     diff, changed = unified(before, after), changes(clean.files, record.files, files)
     differs = bool(diff or asked or changed)
-    told = any(policy != "rerun" for policy in record.in_doubt.values())
+    reported = any(policy != "rerun" for policy in record.in_doubt.values())
     state = ENDED if ended else DIFFERENT if differs else EQUAL
-    if told and not ended:
-        state = TOLD_DIFFERENT if differs else TOLD
+    if reported and not ended:
+        state = DIFFERENT_AFTER_REPORT if differs else EQUAL_BUT_REPORTED
     return Comparison(state, ended, diff, tuple(asked), request_diff, tuple(changed))
 
 

@@ -142,6 +142,6 @@ async def _run(descriptor: int) -> None:
 
 
 def main() -> None:
-    """Be a frame until told to exit, or until nobody is there any more."""
+    """Be a frame until asked to exit, or until nobody is there any more."""
     sys.path.insert(0, sys.argv[2])
     asyncio.run(_run(int(sys.argv[1])))

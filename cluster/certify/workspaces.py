@@ -16,7 +16,7 @@ from understudy.errors import InvalidInput
 from understudy.manifest import below, with_below
 
 MAX_TEXT_BYTES = 100_000
-"""Of larger files, and of those that are not text, a difference is told but not shown."""
+"""Of larger files, and of those that are not text, a difference is reported but not shown."""
 
 MAX_DIFF_LINES = 40
 

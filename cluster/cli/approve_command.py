@@ -40,7 +40,7 @@ def approve(
     edited = _arguments(arguments)
     with connected(store, start=False) as cluster:
         new = cluster.session(session).approve(chosen, arguments=edited, remember=kept)
-    return _told(new, "approved", json)
+    return _print_result(new, "approved", json)
 
 
 @command
@@ -58,7 +58,7 @@ def reject(
     chosen, kept = _chosen(calls, everything), _kept(remember, remember_arguments)
     with connected(store, start=False) as cluster:
         new = cluster.session(session).reject(chosen, reason, remember=kept)
-    return _told(new, "rejected", json)
+    return _print_result(new, "rejected", json)
 
 
 def _chosen(calls: list[str] | None, everything: bool) -> list[str] | None:
@@ -83,6 +83,6 @@ def _arguments(text: str) -> dict[str, Any] | None:
     return found
 
 
-def _told(new: list[str], word: str, as_json: bool) -> int:
+def _print_result(new: list[str], word: str, as_json: bool) -> int:
     print_json({word: new}) if as_json else print(f"{word}: {', '.join(new) or 'nothing that was not before'}")
     return 0

@@ -95,8 +95,8 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
         except UnderstudyError as error:
             if options.get("json"):  # where stdout takes no more, this goes nowhere
                 print_json(_described(error))
-            told = str(error).removesuffix(f" {error.hint}") if error.hint else str(error)
-            errors.print(f"[red]error[/red] {escape(told)}", soft_wrap=True)
+            message = str(error).removesuffix(f" {error.hint}") if error.hint else str(error)
+            errors.print(f"[red]error[/red] {escape(message)}", soft_wrap=True)
             if error.hint:
                 errors.print(f"      {escape(error.hint)}", soft_wrap=True)
             wrong_usage = isinstance(error, InvalidInput) and not isinstance(error, FOUND_OUT)
@@ -110,22 +110,22 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Commands(TyperGroup):
-    """All commands. With `--json`, wrong usage is told as JSON too."""
+    """All commands. With `--json`, wrong usage is reported as JSON too."""
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         self.as_json = "--json" in (sys.argv[1:] if args is None else args)
         return super().main(args, *others, **options)
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with self._told():
+        with self._reporting_wrong_usage():
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with self._told():
+        with self._reporting_wrong_usage():
             return super().invoke(ctx)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reporting_wrong_usage(self) -> Iterator[None]:
         try:
             yield
         except USAGE_ERROR as error:

@@ -76,9 +76,9 @@ def console(
             print_json({"stopped": done}) if json else print("ended" if done else f"no console serves port {port}")
             return 0 if done else 1
         handle, found = background.wait(serving.start(settings, binding, detached=detach))
-        told = {**found, "acts": binding.knows_people}
-        print_json(told) if json else print(
-            f"{found['url']}  ({'with a token, it acts' if told['acts'] else 'read-only'})", flush=True
+        shown = {**found, "acts": binding.knows_people}
+        print_json(shown) if json else print(
+            f"{found['url']}  ({'with a token, it acts' if shown['acts'] else 'read-only'})", flush=True
         )
         if open:
             typer.launch(found["url"])

@@ -163,7 +163,7 @@ def _operator(tags: str) -> list[Check]:
     oldest = ".".join(map(str, OLDEST_OPERATOR))
     advice = (
         f"The manifests need KubeRay {oldest} or newer: upgrade its custom resource definitions, then the operator "
-        "(`helm upgrade`), and let it make the pods anew."
+        "(`helm upgrade`), and let it recreate the pods."
     )
     known = numbers is None or (int(numbers.group(1)), int(numbers.group(2))) >= OLDEST_OPERATOR
     return [Check("operator", known, f"KubeRay {version.group(1)}", advice)]
@@ -182,8 +182,8 @@ def _store(settings: Settings) -> str:
             live = len(queries.active_sessions(connection, settings.namespace, None))
     finally:
         database.close()
-    told = f"generation {owner.generation}" if owner else "no owner yet"
-    return f"{redact(settings.store)}: {told}, {live} sessions with work to do"
+    ownership = f"generation {owner.generation}" if owner else "no owner yet"
+    return f"{redact(settings.store)}: {ownership}, {live} sessions with work to do"
 
 
 def _services(settings: Settings) -> list[Check]:

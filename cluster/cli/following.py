@@ -275,13 +275,13 @@ class Following:
             for line in self._calls(event) if event.tool_calls else ():
                 self.screen.note(line)
         elif isinstance(event, ToolFinished) and event.outcome == "ok" and not self._purposes:
-            if event.tool not in CHILD_STEPS:  # what they do is told of the sub-agents
+            if event.tool not in CHILD_STEPS:  # shown as what their sub-agents do
                 path = step_path(event.run_id or "", event.call_id)
                 self.screen.note(f"· {path} {event.tool}")  # of a workflow: no model has asked for it
         else:
-            told = progress(event)
-            if told is not None:
-                self.screen.note(*told)
+            shown = progress(event)
+            if shown is not None:
+                self.screen.note(*shown)
 
     def _text(self, event: Delta) -> None:
         """Part of an answer; that of a call which is for something else is not for people. What a call is for says the
@@ -322,7 +322,7 @@ def _at_work(tree: list[SessionInfo], asking: list[str]) -> bool:
 
 
 def progress(event: Event) -> tuple[str, str] | None:
-    """What people are told of an event, and in which style; None for nothing."""
+    """What people see of an event, and in which style; None for nothing."""
     tell = PROGRESS.get(type(event))
     return tell(event) if tell is not None else None
 

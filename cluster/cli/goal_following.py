@@ -20,7 +20,7 @@ class GoalFollowing(Following):
     """A goal's run, followed with its verdicts: each is published before the next round begins."""
 
     command: ClassVar[str] = "goal"
-    _told: int = 0
+    _shown: int = 0
 
     def result(self, timeout: float | None = None) -> RunResult | None:
         """See `Following`."""
@@ -41,13 +41,13 @@ class GoalFollowing(Following):
             return
         if status.run_id != self.run.run_id:
             return
-        while (verdict := status.published.get(f"{VERDICT}{self._told + 1}")) is not None:
-            self._told += 1
-            self.screen.note(*verdict_line(self._told, verdict))
+        while (verdict := status.published.get(f"{VERDICT}{self._shown + 1}")) is not None:
+            self._shown += 1
+            self.screen.note(*verdict_line(self._shown, verdict))
 
 
 def verdict_line(number: int, verdict: dict[str, Any]) -> tuple[str, str]:
-    """What people are told of a verdict, and in which style."""
+    """What people see of a verdict, and in which style."""
     reason = " ".join(str(verdict["reason"]).split())
     held = "met" if verdict["met"] else "not met"
     return f"= round {number}: {held}{f': {reason}' if reason else ''}", "green" if verdict["met"] else "yellow"

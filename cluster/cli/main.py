@@ -186,8 +186,8 @@ def show(session: SessionId, store: Store = None, json: Json = False) -> int:
     if json:
         wire = [message.to_wire() for message in messages]
         found = {"session": info, "runs": runs, "messages": wire}
-        told = {"pending": pending, "pending_below": below, "wakeups": wakeups, "budgets": budgets}
-        print_json({**found, **told})
+        more = {"pending": pending, "pending_below": below, "wakeups": wakeups, "budgets": budgets}
+        print_json({**found, **more})
     else:
         rendering.print_session(info, runs, messages, {info.id: pending, **below}, wakeups, budgets)
     return 0
@@ -276,8 +276,8 @@ def resume(
     with connected(store, start=False) as cluster:
         if again:
             run = cluster.session(session).run_again()
-            told = f"sent again as run {run.run_id}" if run else "its last run goes on, completed, or was cancelled"
-            print_json({"run_id": run.run_id if run else None}) if json else print(told)
+            message = f"sent again as run {run.run_id}" if run else "its last run goes on, completed, or was cancelled"
+            print_json({"run_id": run.run_id if run else None}) if json else print(message)
             return 0
         done = cluster.session(session).resume()
     print_json({"resumed": done}) if json else print("it takes input again" if done else "it was not quarantined")
@@ -319,7 +319,7 @@ def drain(
             raise InvalidInput("--here goes with --timeout and --no-wait only")
         from ..ray.leaving import drain_here
 
-        return _told(drain_here(timeout, wait=wait), ok=not wait, json=json)
+        return _print_drains(drain_here(timeout, wait=wait), ok=not wait, json=json)
     with connected(store, start=False) as cluster:
         if undo and node is not None:
             done = cluster.undrain(node)
@@ -327,11 +327,11 @@ def drain(
             return 0 if done else 1
         listed = node is None and not stop
         drains = cluster.drains() if listed else cluster.drain(node, timeout, wait=wait, stop=stop)
-    return _told(drains, ok=listed or not wait, json=json)
+    return _print_drains(drains, ok=listed or not wait, json=json)
 
 
-def _told(drains: list[DrainInfo], *, ok: bool, json: bool) -> int:
-    """Say how drains stand; returns the exit code."""
+def _print_drains(drains: list[DrainInfo], *, ok: bool, json: bool) -> int:
+    """Print how drains stand; returns the exit code."""
     if json:
         print_json({"drains": drains})
     else:

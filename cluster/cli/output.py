@@ -57,16 +57,16 @@ def write(name: str, lines: Iterable[str], advance: Callable[[int], None]) -> No
     """
     mode = _mode(name)
     if mode is not None and _is_stream(mode):
-        with _told(name):
+        with _refusing_unwritable(name):
             handle = os.open(name, os.O_WRONLY)
         _fill(name, handle, lines, advance)
         return
     target = Path(os.path.realpath(name))
-    with _told(name):
+    with _refusing_unwritable(name):
         handle, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}-")
     try:
         _fill(name, handle, lines, advance)
-        with _told(name):
+        with _refusing_unwritable(name):
             os.replace(made, target)
     finally:
         Path(made).unlink(missing_ok=True)
@@ -83,7 +83,7 @@ def _fill(name: str, handle: int, lines: Iterable[str], advance: Callable[[int],
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _refusing_unwritable(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

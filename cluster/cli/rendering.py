@@ -115,8 +115,8 @@ def print_sessions(sessions: list[SessionInfo], services: list[ServiceInfo], *, 
     counts: dict[str, int] = {}
     for service in services:
         counts[service.role] = counts.get(service.role, 0) + 1
-    told = ", ".join(f"{count} {role}" for role, count in sorted(counts.items()))
-    console.print(f"[dim]{told} at {services[0].address if services else '-'}[/dim]")
+    roles = ", ".join(f"{count} {role}" for role, count in sorted(counts.items()))
+    console.print(f"[dim]{roles} at {services[0].address if services else '-'}[/dim]")
 
 
 def print_tree(found: list[SessionInfo]) -> None:
@@ -225,8 +225,8 @@ def print_events(found: list[Event]) -> None:
     """One line each."""
     console = Console(highlight=False)
     for event in found:
-        told = {name: value for name, value in event.body().items() if name not in FOR_MACHINES}
-        body = " ".join(_said(name, value) for name, value in told.items() if value not in (None, "", 0, False))
+        fields = {name: value for name, value in event.body().items() if name not in FOR_MACHINES}
+        body = " ".join(_said(name, value) for name, value in fields.items() if value not in (None, "", 0, False))
         console.print(
             f"[dim]{event.seq:>5} {when(event.at)}[/dim] [bold]{event.type}[/bold] {escape(body)}", soft_wrap=True
         )

@@ -205,7 +205,7 @@ def follow(
     Args:
         timeout: seconds to wait; the run goes on.
         reads: stdin is not read for something else.
-        store: the command's option, for the commands that are told.
+        store: the command's option, for the commands that are suggested.
         kind: what is shown of it; None: what is of any run.
     """
     from .following import Following

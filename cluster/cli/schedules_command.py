@@ -282,12 +282,12 @@ def _relative(moment: int, now: int) -> str:
 
 def _last(found: ScheduleInfo, now: int) -> str:
     """What became of the last due time, and of the last firing's run."""
-    told = []
+    parts = []
     if found.last_at:
-        told.append(f"{'not fired' if found.problem else 'fired'} {_relative(found.last_at, now)}")
+        parts.append(f"{'not fired' if found.problem else 'fired'} {_relative(found.last_at, now)}")
     if found.last_run:
-        told.append(f"run {found.last_status or 'removed'}")
-    return ", ".join(told)
+        parts.append(f"run {found.last_status or 'removed'}")
+    return ", ".join(parts)
 
 
 def _when(found: ScheduleInfo) -> str:
@@ -325,7 +325,7 @@ def print_schedule(found: ScheduleInfo) -> None:
     window = f", not later than {written(found.window)}" if found.window else ""
     ends = f", {found.max_firings} times" if found.max_firings else ""
     if found.memory:
-        say("loop", "each firing is told what became of those before it")
+        say("loop", "each firing receives what became of those before it")
     if found.queue:
         key = f", key {found.key}" if found.key else ""
         say("queue", f"{found.queue}{key}" + (f", priority {found.priority}" if found.priority else ""))

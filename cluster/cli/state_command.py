@@ -11,12 +11,12 @@ from understudy.loops import outcome_of
 from .command import Json, Store, command, connected, print_json
 from .schedules_command import Name, spoken
 
-app = typer.Typer(help="What a loop knows of its runs: each firing is told.", no_args_is_help=True)
+app = typer.Typer(help="What a loop knows of its runs: each firing receives it.", no_args_is_help=True)
 
 
 @app.callback()
 def state() -> None:
-    """What a loop knows of its runs: each firing is told."""
+    """What a loop knows of its runs: each firing receives it."""
 
 
 @app.command()

@@ -66,9 +66,12 @@ def opened(dsn: str | None, *, create: bool = False, current: bool = True) -> It
 
 
 def through_journal(
-    database: Database, namespace: str, work: Iterable[Callable[[Transaction], Result]], told: Callable[[Result], None]
+    database: Database,
+    namespace: str,
+    work: Iterable[Callable[[Transaction], Result]],
+    report: Callable[[Result], None],
 ) -> None:
-    """Commit operations one after the other, and tell each one's result."""
+    """Commit operations one after the other, and report each one's result."""
     from understudy.store.db.engine import now
     from understudy.store.journal import Journal
 
@@ -78,7 +81,7 @@ def through_journal(
         journal.start()
         try:
             for operation in work:
-                told(await journal.submit(operation))
+                report(await journal.submit(operation))
         finally:
             await journal.close()
 
@@ -274,11 +277,11 @@ def _remove(database: Database, namespace: str, rules: Rules, *, quiet: bool) ->
     try:
         with progress("prune", len(work), quiet=quiet) as advance:
 
-            def told(result: Removed) -> None:
+            def count_removed(result: Removed) -> None:
                 removed.add(next(names), result)
                 advance(1)
 
-            through_journal(database, namespace, [operation for _, operation in work], told)
+            through_journal(database, namespace, [operation for _, operation in work], count_removed)
         through_journal(database, namespace, [retention.drop_code], count_code)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; removed so far: {removed}") from None
@@ -313,12 +316,12 @@ def backup(
     with opened(store) as (database, _), progress("backup", None, quiet=json) as advance:
         done = 0
 
-        def told(now_done: int, _total: int) -> None:
+        def report(now_done: int, _total: int) -> None:
             nonlocal done
             advance(now_done - done)
             done = now_done
 
-        size = maintenance.backup(database, file, told)
+        size = maintenance.backup(database, file, report)
     print_json({"file": str(file), "bytes": size}) if json else print(f"{file}: {size / 1e6:.1f} MB")
     return 0
 

@@ -101,18 +101,21 @@ def draw(snapshot: Wire, view: View, width: int, height: int | None) -> Renderab
     """The whole screen; without a `height` all rows, and nothing about keys."""
     lines = [*header(snapshot), *problems(snapshot)]
     rows = chosen(snapshot["sessions"], view)
-    told = [incident(item) for item in snapshot["incidents"][:INCIDENT_LINES]]
+    incidents = [incident(item) for item in snapshot["incidents"][:INCIDENT_LINES]]
     if height is None:  # lines are whole, for whoever prints them
-        return Group(*lines, _table(rows, snapshot, width), *told)
+        return Group(*lines, _table(rows, snapshot, width), *incidents)
     measure = Console(width=width)
     lines = [part for line in lines for part in line.wrap(measure, width)]
-    told = told[: max(0, height - len(lines) - LEAST_ROWS - 2)]
-    room = max(1, height - len(lines) - len(told) - 2)
+    incidents = incidents[: max(0, height - len(lines) - LEAST_ROWS - 2)]
+    room = max(1, height - len(lines) - len(incidents) - 2)
     view.offset = min(view.offset, max(0, len(rows) - room))
-    for line in told:
+    for line in incidents:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(
-        *lines, _table(rows[view.offset : view.offset + room], snapshot, width), *told, _keys(view, len(rows), room)
+        *lines,
+        _table(rows[view.offset : view.offset + room], snapshot, width),
+        *incidents,
+        _keys(view, len(rows), room),
     )
 
 
@@ -202,7 +205,7 @@ def _cells(row: Wire, at: int) -> dict[str, Text]:
         "SESSION": row["session_id"],
     }
     return {
-        **{name: Text(told) for name, told in plain.items()},
+        **{name: Text(value) for name, value in plain.items()},
         "STATUS": Text(row["status"], style=STATUS_STYLE.get(row["status"], "")),
         "RESTARTS": Text(str(row["restarts"]), style="red" if row["restarts"] else ""),
     }
@@ -228,11 +231,11 @@ def incident(item: Wire) -> Text:
         "service_restarted": lambda: f"{data['node_id'][:8]} restarted: pid {data['old_pid']} is now {data['pid']}",
         "service_lost": lambda: f"{data['node_id'][:8]} lost, pid {data['old_pid']}",
     }
-    told = lines[kind]() if kind in lines else kind.replace("_", " ")
+    what = lines[kind]() if kind in lines else kind.replace("_", " ")
     bad = kind in ("session_crashed", "session_quarantined", "run_finished", "service_restarted", "service_lost")
     line = Text(f"{when(item['at'])} ", style="dim")
     whose = " ".join(filter(None, (item["agent"], item["session_id"])))
-    return line.append(clean(f"{whose} {told}"), style="red" if bad else "default")
+    return line.append(clean(f"{whose} {what}"), style="red" if bad else "default")
 
 
 def _keys(view: View, total: int, room: int) -> Text:

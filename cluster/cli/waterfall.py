@@ -126,16 +126,16 @@ def summary(spans: Sequence[TraceSpan], now: int) -> str:
     first, last = spans[0].start, max(span.end or now for span in spans)
     calls = [span for span in spans if span.operation == names.CHAT]
     crashes, failed = sum(span.operation == names.CRASH for span in spans), [s for s in spans if s.status == "error"]
-    told = [
+    parts = [
         counted(len({span.session_id for span in spans}), "session"),
         counted(len(calls), "model call"),
         counted(sum(span.operation == names.EXECUTE_TOOL for span in spans), "tool call"),
         counted(sum(map(tokens, calls)), "token"),
     ]
-    told += [f"{crashes} crash{'es' if crashes != 1 else ''}"] if crashes else []
-    told += [counted(len(failed) - crashes, "error")] if len(failed) > crashes else []
-    told += [f"{going_on} going on"] if (going_on := sum(span.status == "open" for span in spans)) else []
-    return f"trace {spans[0].trace_id} · {duration(last - first)} · {' · '.join(told)}"
+    parts += [f"{crashes} crash{'es' if crashes != 1 else ''}"] if crashes else []
+    parts += [counted(len(failed) - crashes, "error")] if len(failed) > crashes else []
+    parts += [f"{going_on} going on"] if (going_on := sum(span.status == "open" for span in spans)) else []
+    return f"trace {spans[0].trace_id} · {duration(last - first)} · {' · '.join(parts)}"
 
 
 def waterfall(spans: Sequence[TraceSpan], now: int, width: int, *, ascii_only: bool = False) -> Table:

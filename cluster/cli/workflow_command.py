@@ -137,8 +137,8 @@ def signal(
         except NotRunning as error:
             error.hint = f"`understudy workflow status {session}` has how its last run ended."
             raise
-    told = "a step waited for it" if waited else "no step waits for it yet: it is kept for the next one"
-    print_json({"session_id": session, "name": name, "waited": waited}) if json else print(told)
+    message = "a step waited for it" if waited else "no step waits for it yet: it is kept for the next one"
+    print_json({"session_id": session, "name": name, "waited": waited}) if json else print(message)
     return 0
 
 

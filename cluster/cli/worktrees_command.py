@@ -76,11 +76,11 @@ def show(name: Name, repository: Repository = Path(), json: Json = False) -> int
         print_json(_wire(found))
         return 0
     console = Console(highlight=False)
-    told = {
+    details = {
         "worktree": found.name, "session": found.session_id or "not known any more", "branch": found.branch,
         "directory": found.path or "none: a branch is left", "state": _state(found),
     }  # fmt: skip
-    for what, text in told.items():
+    for what, text in details.items():
         console.print(f"[bold]{what:<10}[/bold] {escape(text)}", soft_wrap=True)
     for what, files in (("changed", found.files), ("not committed", found.uncommitted)):
         for file in files:

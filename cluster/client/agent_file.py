@@ -69,16 +69,16 @@ def _placed(problem: dict[str, str], where: str) -> dict[str, str]:
     return {**problem, "problem": f"{problem['problem']} ({where})"} if where else problem
 
 
-def _new(found: Iterable[dict[str, str]], told: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Those that don't follow from what is told already: a sub-agent may need a tool whose name is misspelt."""
-    places = {item["field"].rpartition("tools")[0] for item in told if "tools" in item["field"].split(".")}
+def _new(found: Iterable[dict[str, str]], known: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Those that don't follow from the known problems: a sub-agent may need a tool whose name is misspelt."""
+    places = {item["field"].rpartition("tools")[0] for item in known if "tools" in item["field"].split(".")}
     follows = {f"{place}agents" for place in places}
-    return [item for item in found if item not in told and item["field"] not in follows]
+    return [item for item in found if item not in known and item["field"] not in follows]
 
 
-def _beyond(resolved: dict[str, Any], told: list[dict[str, str]]) -> list[dict[str, str]]:
+def _beyond(resolved: dict[str, Any], known: list[dict[str, str]]) -> list[dict[str, str]]:
     """What else is wrong with an agent: that without the fields which can't be used."""
-    for item in told:
+    for item in known:
         _drop(resolved, item["field"].split("."))
     try:
         return agent_problems(AgentSpec.parse(_named(resolved)))

@@ -74,7 +74,7 @@ class AgentOptions:
                 repository of its worktree where it does not say which.
 
         Raises:
-            InvalidInput, InvalidSpec: see `read_agent`; every problem of the options is told at once.
+            InvalidInput, InvalidSpec: see `read_agent`; every problem of the options is reported at once.
             WorktreeFailed: a worktree is wanted, and there is no repository.
         """
         given: dict[str, Any] = {"name": DEFAULT_NAME}

@@ -116,11 +116,11 @@ class ClientConnection(ABC):
 
     @abstractmethod
     async def let_go(self) -> None:
-        """Say that this client does not keep the services any more (`renew`), if they can be told."""
+        """Say that this client does not keep the services any more (`renew`), if they can be reached."""
 
     @abstractmethod
     async def find_again(self) -> None:
-        """Forget the services that are known: they were ended, and started anew."""
+        """Forget the services that are known: they were ended, and started again."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 Wire = dict[str, Any]
-"""A part of the snapshot, or of what a page is told: JSON, as browsers and scripts get it."""
+"""A part of the snapshot, or of what a page receives: JSON, as browsers and scripts get it."""
 
 REFRESH_SECONDS = 0.7
 SHARE = 4.0
@@ -49,7 +49,7 @@ LONGEST = "restore"
 """Of this the greatest counts, not the sum."""
 
 SERVICES = {"supervisor": "supervisor", "node": "node service"}
-"""The roles whose deaths are told, and how they are called where people read of them."""
+"""The roles whose deaths are shown, and the names under which people read of them."""
 
 
 class Source(Protocol):

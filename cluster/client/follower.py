@@ -79,7 +79,7 @@ class Homes(Protocol):
         """Call a method of a node's service, once."""
 
     async def learn(self) -> None:
-        """Look anew which services there are."""
+        """Look again which services there are."""
 
 
 async def asked(
@@ -199,14 +199,14 @@ class Follower:
             watch.cancel()  # the node service ends a watch that a newer one replaces
 
     async def _compare(self, node_id: str) -> None:
-        """Compare what is followed at a node with the store: follow elsewhere what has moved, fetch what was not told.
+        """Compare what is followed at a node with the store: follow elsewhere what has moved, fetch what was not sent.
 
-        A notice between node services that got lost leaves something untold, and a cluster that took the store over
-        tells nobody here. Whoever only waits for ends looks for himself (`Run`).
+        When a notice between node services is lost, some events are never sent, and a cluster that took the store over
+        notifies nobody here. Whoever only waits for ends looks for himself (`Run`).
         """
         here = self._at(node_id)
         try:
-            # Bounded: a request is repeated with more and more patience, and nobody is told anything meanwhile.
+            # Bounded: a request is repeated with more and more patience, and no follower receives anything meanwhile.
             async with asyncio.timeout(COMPARE_SECONDS):
                 homes = await self._nodes.homes(sorted({subscription.session_id for subscription in here}))
             for subscription in here:
@@ -220,9 +220,9 @@ class Follower:
             log.info("what is followed at node %s can't be compared: %s", node_id[:8], error)
 
     async def _catch_up(self, subscription: Subscription, seq: int) -> None:
-        """Fetch what a session has committed, if its follower was told nothing since the last comparison."""
-        session_id, after, (told, before) = subscription.session_id, subscription.after, subscription.seen
-        if before == after and seq not in (told, after):
+        """Fetch what a session has committed, if its follower received nothing since the last comparison."""
+        session_id, after, (known, before) = subscription.session_id, subscription.after, subscription.seen
+        if before == after and seq not in (known, after):
             try:
                 async with asyncio.timeout(COMPARE_SECONDS):
                     events = await asked(self._nodes, list[EventWire], session_id, "events", session_id, after)
@@ -230,8 +230,8 @@ class Follower:
                 subscription.queue.put_nowait(("error", error))
                 return
             self._deliver(Watched(events))
-            told = told if events else seq  # there may be another page
-        subscription.seen = (told, after)
+            known = known if events else seq  # there may be another page
+        subscription.seen = (known, after)
 
     def _wanted(self, node_id: str) -> dict[str, Following]:
         wanted: dict[str, Following] = {}

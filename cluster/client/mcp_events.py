@@ -1,4 +1,4 @@
-"""What clients of the Model Context Protocol are told while a run goes on."""
+"""What clients of the Model Context Protocol receive while a run goes on."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def answered(session: Session, item: PendingInput, response: types.ElicitR
 
 
 def unanswered(result: RunResult, session_id: str, structured: dict[str, Any]) -> types.CallToolResult:
-    """What a client is told that asks nobody: what the run waits for, and how it is answered elsewhere.
+    """What a client that asks nobody receives: what the run waits for, and how it is answered elsewhere.
 
     Args:
         session_id: of the run.

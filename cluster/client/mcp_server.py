@@ -167,7 +167,11 @@ class AgentServer:
         self, context: Context, params: types.CallToolRequestParams, begun: Begun
     ) -> types.CallToolResult | types.InputRequiredResult:
         """Wait for the run's end, and ask the client's person what it asks."""
-        told = asyncio.ensure_future(_tell(context, begun.run)) if "progress_token" in (context.meta or {}) else None
+        progress = (
+            asyncio.ensure_future(_report_progress(context, begun.run))
+            if "progress_token" in (context.meta or {})
+            else None
+        )
         responses, declined = dict(params.input_responses or {}), set[str]()
         try:
             while True:
@@ -187,8 +191,8 @@ class AgentServer:
                     if isinstance(response, types.ElicitResult) and not await answered(begun.session, item, response):
                         declined.add(key_of(item))
         finally:
-            if told is not None:
-                told.cancel()
+            if progress is not None:
+                progress.cancel()
 
 
 def _tool(agent: AgentSpec) -> types.Tool:
@@ -243,7 +247,7 @@ def _input_required(result: RunResult, declined: set[str], state: State) -> type
     return types.InputRequiredResult(input_requests=requests, request_state=msgspec.json.encode(state).decode())
 
 
-async def _tell(context: Context, run: Run) -> None:
+async def _report_progress(context: Context, run: Run) -> None:
     """Report the run's events as the progress of the call; that nobody hears them ends nothing."""
     number = 0
     with suppress(UnderstudyError, MCPError):

@@ -74,7 +74,7 @@ class SessionInfo:
         tokens_redone: tokens of model calls that were issued again, since a gateway or a node was lost.
         cost: of all its model calls, in the price table's currency; 0 for models without a price.
         created_at, updated_at: microseconds since 1970 UTC.
-        tools: tools it is at; told by `tree` only.
+        tools: tools it is at; given by `tree` only.
         pending: what it asks, while its status is `waiting_for_input`.
     """
 

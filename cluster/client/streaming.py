@@ -1,4 +1,4 @@
-"""What a run's model calls stream, as one who follows the run is told it."""
+"""What a run's model calls stream, as a follower of the run receives it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from understudy.streams import CALL, REASONING, REASONING_FIELDS, TEXT, Part, re
 
 @dataclass
 class _Call:
-    """What was told of a call: the key of a try (`session/run/round/attempt/try`), and its parts as far as they came,
-    by kind and index; of tool calls the tool as well."""
+    """What was streamed of a call: the key of a try (`session/run/round/attempt/try`), and its parts as far as they
+    came, by kind and index; of tool calls the tool as well."""
 
     key: str = ""
-    told: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
+    streamed: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     answered: bool = False
 
 
 class Streaming:
-    """What a follower of a run was told of its answers, and what it is to be told next.
+    """What a follower of a run has received of its answers, and what it receives next.
 
     Whatever is lost, tried again or answered elsewhere: the deltas of a call, since the last `StreamRestarted`, make up
     its text, its reasoning, and the arguments of its tool calls.
@@ -52,28 +52,28 @@ class Streaming:
             yield from self._restart(call, request_key)
             call.key = key
         for part in parts:
-            before = call.told.get((part.kind, part.index), ("", ""))[1][: part.offset]
-            call.told[part.kind, part.index] = part.name, before + part.text
+            before = call.streamed.get((part.kind, part.index), ("", ""))[1][: part.offset]
+            call.streamed[part.kind, part.index] = part.name, before + part.text
             yield self._delta(request_key, part)
 
     def rest(self, event: ModelCallCompleted, message: Message) -> Iterator[Event]:
         """What of an answer was committed before it was streamed to here; what was streamed may be of another try."""
         call = self._call(event.request_key)
-        whole = _parts_of(message, call.told.get((REASONING, 0), ("", ""))[1])
-        if call.key.rpartition("/")[0] != event.request_key or not _begins(whole, call.told):
+        whole = _parts_of(message, call.streamed.get((REASONING, 0), ("", ""))[1])
+        if call.key.rpartition("/")[0] != event.request_key or not _begins(whole, call.streamed):
             yield from self._restart(call, event.request_key)
-        told, call.told, call.answered = call.told, {}, True
+        streamed, call.streamed, call.answered = call.streamed, {}, True
         for place, ((kind, index), (name, text)) in enumerate(whole.items()):
-            offset = len(told.get((kind, index), ("", ""))[1])
-            if text[offset:] or (kind == CALL and (kind, index) not in told):
+            offset = len(streamed.get((kind, index), ("", ""))[1])
+            if text[offset:] or (kind == CALL and (kind, index) not in streamed):
                 yield self._delta(event.request_key, Part(place, kind, offset, text[offset:], index, name))
 
     def _call(self, request_key: str) -> _Call:
         return self._calls.setdefault(request_key.rpartition("/")[0], _Call())
 
     def _restart(self, call: _Call, request_key: str) -> Iterator[Event]:
-        if call.told:
-            call.told = {}
+        if call.streamed:
+            call.streamed = {}
             yield StreamRestarted(request_key=request_key, session_id=self._session_id, run_id=self._run_id)
 
     def _delta(self, request_key: str, part: Part) -> Event:
@@ -102,9 +102,9 @@ def _parts_of(message: Message, reasoning: str) -> dict[tuple[str, int], tuple[s
     return found
 
 
-def _begins(whole: dict[tuple[str, int], tuple[str, str]], told: dict[tuple[str, int], tuple[str, str]]) -> bool:
-    """Whether all that was told is a beginning of the answer."""
+def _begins(whole: dict[tuple[str, int], tuple[str, str]], streamed: dict[tuple[str, int], tuple[str, str]]) -> bool:
+    """Whether all that was streamed is a beginning of the answer."""
     return all(
         part in whole and whole[part][0] == name and whole[part][1].startswith(text)
-        for part, (name, text) in told.items()
+        for part, (name, text) in streamed.items()
     )

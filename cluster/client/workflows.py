@@ -184,7 +184,7 @@ def _code(
 
 
 def _tool_names(tools: Sequence[Any]) -> list[str]:
-    """What a step may call these tools; what is none is told when they are compiled."""
+    """What a step may call these tools; what is none is reported when they are compiled."""
     found: list[str] = []
     for item in tools:
         tool = had("tools", item)

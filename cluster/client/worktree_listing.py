@@ -100,7 +100,7 @@ def remove_worktree(top: Path, found: WorktreeInfo, *, force: bool = False) -> N
 
 
 def _request(top: Path, name: str) -> dict[str, Any]:
-    """What `worktree_program` is told of a worktree."""
+    """What `worktree_program` receives about a worktree."""
     return {"common": str(top / ".git"), "identity": {}, "name": name}
 
 

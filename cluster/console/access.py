@@ -228,7 +228,7 @@ class Access:
             return found
         # 256 random bits as a key: how long a look-up takes tells nothing.
         person, until = self._cookies.get(request.cookies.get(self.cookie(request)["key"], ""), (None, 0.0))
-        return person if until > time.monotonic() else self._told_by_proxy(request)
+        return person if until > time.monotonic() else self._named_by_proxy(request)
 
     def _whose(self, token: str) -> Person | None:
         """Takes as long whatever is wrong with the token: what is compared is its hash."""
@@ -237,7 +237,7 @@ class Access:
             found = person if hmac.compare_digest(digest, known) else found
         return found
 
-    def _told_by_proxy(self, request: Request) -> Person | None:
+    def _named_by_proxy(self, request: Request) -> Person | None:
         header = self._binding.identity_header
         names = request.headers.getlist(header) if header and self._is_from_proxy(request) else []
         name = names[0].strip() if len(names) == 1 else ""  # of two, one may be what a person sent

@@ -152,10 +152,10 @@ class Console:
         access = self._access
         person = access.person(request)
         locked = access.has_token and person is None
-        told = {"has_token": access.has_token, "locked": locked, "may_act": access.may_act(request)}
+        state = {"has_token": access.has_token, "locked": locked, "may_act": access.may_act(request)}
         name = person.name if person else ""
         shown = {"name": name, "namespace": self._namespace, "version": understudy.__version__}
-        return json_answer({**told, **({} if locked else shown)})
+        return json_answer({**state, **({} if locked else shown)})
 
     async def _log_in(self, request: Request) -> Response:
         self._access.check_origin(request)
@@ -284,7 +284,7 @@ class Console:
 def _check_body(action: str, body: Wire) -> None:
     texts = [body.get(name) for name in ("run_id", "reason", "call_id", "decision", "text")]
     if any(text is not None and (not isinstance(text, str) or "\0" in text) for text in texts):
-        raise InvalidInput("what is asked for is told in texts, without zero bytes")
+        raise InvalidInput("run_id, reason, call_id, decision and text are strings without zero bytes")
     if action == "decide" and not (isinstance(body.get("decisions"), list) and body["decisions"]):
         raise InvalidInput("name the decisions, of a call each")
     if action != "answer":

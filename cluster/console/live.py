@@ -1,7 +1,8 @@
 """What open pages follow: each thing is read once for all who look, and nobody who reads slowly holds up the others.
 
-There are no queues. A viewer has a place in a log that is shared and bounded, and takes what comes after it whenever
-its browser takes more. Who has fallen out of the log is told to begin anew (`reset`). Of states it gets the latest.
+There are no queues. A viewer has a place in a log that is shared and bounded, and gets what comes after it whenever its
+browser accepts more. A viewer whose place is no longer in the log has to start over (`reset`). Of states it gets the
+latest.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class TreeLog:
         life: ids of events begin with it; another one knows nothing of theirs.
         first: place of the first event that is kept.
         truncated: earlier ones exist.
-        told: the state as it is sent, encoded once for all.
+        state_message: the state as it is sent, encoded once for all.
     """
 
     def __init__(self, source: Source, root_id: str) -> None:
@@ -221,7 +222,7 @@ class TreeLog:
         return self.first + len(self.events)
 
     async def stream(self, identifier: str) -> AsyncIterator[str]:
-        """Server-sent events: `reset` for a viewer who has to begin anew, `log` with ids, `state` without."""
+        """Server-sent events: `reset` for a viewer who has to start over, `log` with ids, `state` without."""
         place, version = self.place(identifier), 0
         while True:
             if place is None or place < self.first:
@@ -265,11 +266,11 @@ def changes(before: Wire, after: Wire) -> Wire:
 
     Instead of `sessions` it has the `rows` that differ, and their `order`, all ids, if that does.
     """
-    told = {name: value for name, value in after.items() if name != "sessions" and value != before[name]}
+    changed = {name: value for name, value in after.items() if name != "sessions" and value != before[name]}
     known = {row["session_id"]: row for row in before["sessions"]}
-    told["rows"] = [row for row in after["sessions"] if row != known.get(row["session_id"])]
+    changed["rows"] = [row for row in after["sessions"] if row != known.get(row["session_id"])]
     order = [row["session_id"] for row in after["sessions"]]
-    return told if order == list(known) else {**told, "order": order}
+    return changed if order == list(known) else {**changed, "order": order}
 
 
 class FleetSent:
@@ -306,7 +307,7 @@ class Hub:
         self._fleet: Fleet | None = None
         self._fleet_viewers = 0
         self._fleet_unseen_since = 0.0
-        self._told = FleetSent()
+        self._fleet_sent = FleetSent()
         self._trees: dict[str, TreeLog] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._viewers = 0
@@ -317,15 +318,15 @@ class Hub:
             self._fleet_viewers += 1
             try:
                 if self._fleet is None:
-                    self._fleet, self._told = Fleet(self.source), FleetSent()
+                    self._fleet, self._fleet_sent = Fleet(self.source), FleetSent()
                     self._tasks[FLEET] = asyncio.create_task(self._fleet.run())
                 fleet, version = self._fleet, 0
                 while True:
                     try:
                         known = version
                         version, snapshot = await asyncio.wait_for(fleet.newer(known), HEARTBEAT_SECONDS)
-                        self._told.take(version, snapshot)
-                        yield self._told.since(known)
+                        self._fleet_sent.take(version, snapshot)
+                        yield self._fleet_sent.since(known)
                     except TimeoutError:
                         yield HEARTBEAT
             finally:
@@ -375,7 +376,7 @@ class Hub:
         if self._fleet is not None and not self._fleet_viewers and now - self._fleet_unseen_since > LINGER_SECONDS:
             self._fleet = None
             gone.append(FLEET)
-        # Forgotten before the first pause: whoever comes meanwhile begins them anew.
+        # Forgotten before the first pause: whoever comes meanwhile begins new ones.
         await asyncio.gather(*map(_cancelled, [self._tasks.pop(name) for name in gone]))
 
     @asynccontextmanager

@@ -40,8 +40,8 @@ def read_users(file: Path) -> tuple[dict[str, Person], frozenset[str]]:
         except (ValueError, KeyError, InvalidInput):
             raise InvalidConfiguration(f"line {number} of {file} is not: NAME act|read SHA256-OF-TOKEN") from None
         if digest != BY_PROXY and not re.fullmatch(r"[0-9a-f]{64}", digest):
-            told = "has no SHA-256 of a token at its end: printf %s TOKEN | sha256sum"
-            raise InvalidConfiguration(f"line {number} of {file} {told}")
+            problem = "has no SHA-256 of a token at its end: printf %s TOKEN | sha256sum"
+            raise InvalidConfiguration(f"line {number} of {file} {problem}")
         if name in people or digest in tokens:
             raise InvalidConfiguration(f"line {number} of {file} has a name or a token that is in it already")
         people[name] = person

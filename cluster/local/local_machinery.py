@@ -31,7 +31,7 @@ _live: set[str] = set()
 """The clusters of this process that have not been closed, by what they are called in their stores."""
 
 Point = Callable[[str, "LocalFrame"], None]
-"""Told that a session actor is at a point of its work, where it can die."""
+"""Called when a session actor is at a point of its work, where it can die."""
 
 
 class LocalNodeHandle:
@@ -102,7 +102,7 @@ class LocalFrame(RemoteNode):
     async def watch(self) -> str:
         """See `understudy.supervisor.ports.FrameHandle.watch`."""
         work: asyncio.Future[Any] = asyncio.shield(asyncio.wrap_future(self._work))
-        work.add_done_callback(retrieve_error)  # it may end long after its death was told
+        work.add_done_callback(retrieve_error)  # it may end long after its death was reported
         killed: asyncio.Future[Any] = asyncio.ensure_future(self._killed.wait())
         try:
             await asyncio.wait({work, killed}, return_when=asyncio.FIRST_COMPLETED)

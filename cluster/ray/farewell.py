@@ -1,4 +1,4 @@
-"""What a node service's process does when it is told to end: its node is drained first, if somebody else can go on."""
+"""What a node service's process does on SIGTERM: its node is drained first, if somebody else can go on."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Farewell:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving = False
         self._task: asyncio.Task[None] | None = None
-        on_sigterm(self._told)
+        on_sigterm(self._terminated)
 
     def attend(self) -> None:
         """From now on there is a service to drain; called on its event loop."""
         self._loop = asyncio.get_running_loop()
 
-    def _told(self) -> None:
-        if self._loop is None or self._leaving:  # nothing to drain, or said twice
+    def _terminated(self) -> None:
+        if self._loop is None or self._leaving:  # nothing to drain, or a second signal
             os._exit(1)
         self._leaving = True
         self._loop.call_soon_threadsafe(self._begin)

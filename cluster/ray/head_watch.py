@@ -37,18 +37,18 @@ class HeadWatch:
         self._closed.set()
 
     def _watch(self) -> None:
-        told = False
+        warned = False
         while not self._closed.is_set():
             if self._unanswered_since is None:
                 self._unanswered_since = time.monotonic()
             try:
                 self._ask(self._period)
             except Exception as error:  # whatever it is: there was no answer
-                if not told:
+                if not warned:
                     log.warning("Ray's head does not answer: %s", error)
-                told = True
+                warned = True
             else:
-                if told:
+                if warned:
                     log.warning("Ray's head answers again after %.0f s", self.silence())
-                told, self._unanswered_since = False, None
+                warned, self._unanswered_since = False, None
             self._closed.wait(self._period)

@@ -40,4 +40,4 @@ class Peers:
             await asyncio.wait_for(call, TELL_SECONDS)
         except (TimeoutError, UnderstudyError) as error:
             self._handles.pop(node_id, None)
-            log.info("node %s was not told of %d sessions: %s", node_id[:8], len(news.sessions), error)
+            log.info("node %s was not notified of %d sessions: %s", node_id[:8], len(news.sessions), error)

@@ -56,8 +56,8 @@ async def result_of(reference: Awaitable[Any]) -> Any:
 
 def _death(error: RayError) -> dict[str, str]:
     """What Ray knows of the cause. Its text for any other death names the kernel's killer as one that is common."""
-    told = any(text in str(error) for text in ("running low on memory", "OOM kill reason"))
-    return {"cause": "out_of_memory"} if told or isinstance(error, OutOfMemoryError) else {}
+    named = any(text in str(error) for text in ("running low on memory", "OOM kill reason"))
+    return {"cause": "out_of_memory"} if named or isinstance(error, OutOfMemoryError) else {}
 
 
 def own_node() -> str:
@@ -159,8 +159,8 @@ def hide_secrets() -> None:
         utils.get_entrypoint_name = lambda: redacted(str(original()))
 
 
-def on_sigterm(told: Callable[[], None]) -> None:
-    """In an actor's process: have SIGTERM call this on the main thread, instead of ending the process.
+def on_sigterm(handler: Callable[[], None]) -> None:
+    """In an actor's process: have SIGTERM call `handler` on the main thread, instead of ending the process.
 
     An actor can't set a handler: Ray runs its code on another thread. Ray's own handler ends the process by raising
     through this function, which is looked up when the signal comes.
@@ -170,7 +170,7 @@ def on_sigterm(told: Callable[[], None]) -> None:
 
     def end(message: str, *arguments: Any, **options: Any) -> None:
         if "SIGTERM" in message:
-            told()
+            handler()
         else:
             original(message, *arguments, **options)
 

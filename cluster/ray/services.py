@@ -266,7 +266,7 @@ class FrameActor(Versioned):
         return str(ray.get_runtime_context().get_node_id())
 
     async def watch(self) -> str:
-        """`exit` when the frame was told to leave; raises when its loop failed. Its process's death fails the call."""
+        """`exit` when the frame was asked to leave; raises when its loop failed. Its process's death fails the call."""
         assert self._run is not None
         await asyncio.shield(self._run)
         return "exit"

@@ -36,7 +36,7 @@ FORMS: dict[str, Callable[[str], Reply]] = {
 
 def malformed(body: dict[str, Any]) -> Reply:
     """The policy of a model that gives an answer in one of `FORMS`, chosen by the input, where a response format is
-    asked for; once it is told that this is not accepted, and in all else, it is as `default_policy`."""
+    asked for; once a message says that this is not accepted, and in all else, it is as `default_policy`."""
     reply, schema = default_policy(body), wanted_schema(body)
     user, _ = last_turn(body["messages"])
     if reply.tool_calls or schema is None or user.startswith("This is not accepted"):

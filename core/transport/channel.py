@@ -109,7 +109,7 @@ class ChannelServer:
         self.path = ""
 
     async def start(self) -> None:
-        """Begin to listen, unless it does; anew where the socket's file is gone, as it is where something removes old
+        """Begin to listen, unless it does; again where the socket's file is gone, as it is where something removes old
         files from the directories for temporary ones. Connections stay.
 
         Raises:

@@ -35,7 +35,7 @@ def machine_identity() -> str:
 
 
 def process_identity(pid: int) -> str:
-    """A process, so that a later one with the same pid is told apart: `where:pid:ticks`.
+    """The identity of a process, which no later one with the same pid has: `where:pid:ticks`.
 
     Where is `machine_identity`. The ticks are those from that boot to its start: a time of day would move when the
     clock is set.

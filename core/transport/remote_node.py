@@ -151,7 +151,7 @@ class RemoteNode(CalledNode):
 
 
 class SocketCalls:
-    """Calls of a service of this machine, on its socket; a connection that was lost is made anew.
+    """Calls of a service of this machine, on its socket; a connection that was lost is made again.
 
     Where no connection can be made the call takes the other way; so do all for a while, if that happens `CONNECT_TRIES`
     times in a row: another container or user can be on the same machine and not reach the socket.

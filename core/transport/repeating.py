@@ -135,7 +135,7 @@ class Repeating:
 class Joining:
     """The side of a caller that may ask for the same thing twice at a time: equal calls under way are one call.
 
-    One that was given up, and is made anew, has the same id: it may still be under way at the service.
+    One that was given up, and is made again, has the same id: it may still be under way at the service.
     """
 
     def __init__(self, patience: Patience) -> None:

@@ -50,9 +50,9 @@ def read_definition(
     """
     problems = definition_problems(data, agents=agents, tools=tools)
     if problems:
-        told = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
+        listed = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
         number = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
-        raise InvalidSpec(f"the workflow has {number}: {told}.", details={"problems": problems})
+        raise InvalidSpec(f"the workflow has {number}: {listed}.", details={"problems": problems})
     return converted(data)
 
 

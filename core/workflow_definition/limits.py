@@ -54,12 +54,13 @@ def look(data: Any, limits: Limits, problems: Problems) -> None:
 
 
 def _width(step: Any, place: Place, most: int, problems: Problems) -> int:
-    """How many steps a step may have under way at once; what has more than the most is told, the innermost alone."""
+    """How many steps a step may have under way at once; one that has more than the most is reported, the innermost
+    alone."""
     if not isinstance(step, dict):
         return 1
     inner = {at: _width(one, at, most, problems) for at, one in _within(step, place)}
-    told = step.get("max_concurrency")
-    limit = told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
+    given = step.get("max_concurrency")
+    limit = given if isinstance(given, int) and not isinstance(given, bool) and given > 0 else None
     together = sorted((width for at, width in inner.items() if at[len(place)] == "parallel"), reverse=True)
     found = max([1, *inner.values(), sum(together[:limit])])
     if "foreach" in step:

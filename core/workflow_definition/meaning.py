@@ -181,7 +181,7 @@ class Meaning:
         self._templates(items, place, scope)
         if not isinstance(items, str):
             return ANY
-        with suppress(BadExpression, NoSuchPart):  # told with the templates
+        with suppress(BadExpression, NoSuchPart):  # reported with the templates
             whole = parse_template(items).whole
             if whole is None:
                 self._problems.add(place, "is a text, and must be a list, or one {{…}} that is a list")
@@ -244,7 +244,7 @@ class Meaning:
             self._read(value, place, seconds_of)
 
     def _read(self, value: Any, place: Place, read: Callable[[Any], Any]) -> None:
-        """Read a value, if it has a type that can be read; that it has another one is told already."""
+        """Read a value, if it has a type that can be read; that it has another one is reported already."""
         if isinstance(value, str) or (read is seconds_of and type(value) in (int, float)):
             try:
                 read(value)
@@ -252,7 +252,7 @@ class Meaning:
                 self._problems.add(place, str(error))
 
     def _alone(self, text: str, place: Place) -> None:
-        with suppress(BadExpression):  # told with the templates
+        with suppress(BadExpression):  # reported with the templates
             if parse_template(text).whole is None:
                 self._problems.add(place, "must be one {{…}} and nothing else, where it has a variable")
 

@@ -9,7 +9,7 @@ from ..places import WHOLE, Place, shown
 from ..suggestions import did_you_mean
 
 MOST_PROBLEMS = 200
-"""So many are told."""
+"""So many are reported."""
 
 LONGEST_PROBLEM = 500
 """Characters."""
@@ -32,7 +32,7 @@ class Problems:
         """Something is wrong at this place.
 
         Args:
-            alone: whatever else would be told of the place follows from it.
+            alone: whatever else would be reported of the place follows from it.
         """
         text = text if len(text) <= LONGEST_PROBLEM else f"{text[: LONGEST_PROBLEM - 1]}…"
         if (place, text) in self._found or place in self._closed:
@@ -46,7 +46,7 @@ class Problems:
 
     @property
     def full(self) -> bool:
-        """Nothing more is told."""
+        """No more are reported."""
         return len(self._found) >= MOST_PROBLEMS
 
     def listed(self, order: Iterable[Place]) -> list[dict[str, str]]:
@@ -54,10 +54,10 @@ class Problems:
         first of what is wrong within it."""
         where = {place: number for number, place in enumerate(order)}
         found = sorted(self._found, key=lambda item: _rank(item[0], where))
-        told = [{"field": shown(place), "problem": text} for place, text in found]
+        entries = [{"field": shown(place), "problem": text} for place, text in found]
         if self._left_out:
-            told.append({"field": WHOLE, "problem": f"there are {self._left_out} more problems"})
-        return told
+            entries.append({"field": WHOLE, "problem": f"there are {self._left_out} more problems"})
+        return entries
 
 
 def _rank(place: Place, where: dict[Place, int]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ LONGEST_SCHEMA = 20_000
 """Characters, as JSON."""
 
 SHOWN = 3
-"""So many of a schema's problems are told."""
+"""So many of a schema's problems are reported."""
 
 
 def schema_problem(schema: dict[str, Any]) -> str | None:

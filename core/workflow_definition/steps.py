@@ -65,7 +65,7 @@ class AgentTask(Part, frozen=True):
 
     Attributes:
         name: the agent's name, one of those that the workflow has.
-        task: what the agent is told: a text with templates.
+        task: what the agent has to do: a text with templates.
     """
 
     name: Name
@@ -215,13 +215,13 @@ class Step(Part, frozen=True):
         loop: a step again and again.
         wait: for a time, or for an event.
         ask: a person is asked.
-        output_schema: a JSON Schema (2020-12) that the result must fit; a model is told it.
+        output_schema: a JSON Schema (2020-12) that the result must fit; a model receives it.
         retry: how often it is tried again when it fails; left out: never.
         timeout: how long one try may take; then what it is at is ended, and it has failed. Not of a `wait` for a time.
         fallback: a step that is done instead when it has failed for good, and whose result is its own. It sees the
             failure as `error.code` and `error.message`.
         on_error: what is done when it has failed, and its `fallback` too: the workflow fails (`fail`), or goes on with
-            null as the result (`continue`), after a step that is told of it, if there is one here. That step sees
+            null as the result (`continue`), after a step that handles that, if there is one here. That step sees
             `error` as well.
         undo: a step that is done if the workflow fails after this one was done, those of later steps before it. It sees
             what this step sees, and this step's result.

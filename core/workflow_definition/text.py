@@ -1,4 +1,4 @@
-"""Definitions as texts: JSON and YAML. What is read is what JSON can hold, and what is there twice is told."""
+"""Definitions as texts: JSON and YAML. What is read is what JSON can hold, and what is there twice is reported."""
 
 from __future__ import annotations
 

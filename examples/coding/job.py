@@ -38,7 +38,7 @@ class CodingOutcome:
         restore_ms: for each crash in the midst of work, from the kill until the session was active again.
         tokens_redone: of model calls that were answered a second time.
         tool_calls_repeated: executions of tools whose result was there, or which may not run twice.
-        interrupted: calls whose outcome was not known after a crash, of which the model was told so.
+        interrupted: calls whose outcome was not known after a crash, which was reported to the model.
         messages_lost: gaps in the logs, and tool calls without a result.
         seconds: from the input to the end.
     """

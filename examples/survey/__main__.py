@@ -32,7 +32,7 @@ def survey(
     from .job import run_survey
     from .view import SurveyView, outcome_to_json
 
-    # The offline model answers at once unless told otherwise; with some latency there is a tree to watch.
+    # The offline model answers at once unless configured otherwise; with some latency there is a tree to watch.
     os.environ.setdefault("UNDERSTUDY_OFFLINE_LATENCY", "0.4")
     with connected(store, model=model) as cluster, SurveyView(quiet=json) as view:
         outcome = run_survey(

@@ -92,7 +92,7 @@ def survey_specs(directory: str, model: str | None, offline: bool) -> AgentSpec:
     Args:
         directory: absolute path; no tool leaves it.
         model: None for the cluster's.
-        offline: the model is the offline one, which is told what to play.
+        offline: the model is the offline one, whose policy the instructions name.
     """
     line = OFFLINE_LINE if offline else ""
     surveyor = AgentSpec(

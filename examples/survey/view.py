@@ -44,7 +44,7 @@ class SurveyView:
         self._live: Live | None = None
         if not quiet and self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=8)
-        self._told: dict[str, tuple[str, int]] = {}
+        self._shown: dict[str, tuple[str, int]] = {}
 
     def __enter__(self) -> SurveyView:
         if self._live is not None:
@@ -64,8 +64,8 @@ class SurveyView:
             return
         for info in tree:
             stage = (_stage(info), info.restarts)
-            if self._told.get(info.id) != stage:
-                self._told[info.id] = stage
+            if self._shown.get(info.id) != stage:
+                self._shown[info.id] = stage
                 crashed = f", restored {_times(info.restarts)}" if info.restarts else ""
                 name = " ".join(filter(None, [info.name, labels.get(info.id)]))
                 print(f"{name}: {stage[0]}{crashed}", file=sys.stderr, flush=True)

@@ -69,6 +69,6 @@ async def research(ctx: WorkflowContext, question: str, folder: str, at_once: in
     plan = await ctx.model(None, f"Which questions must be answered to answer this one: {question}", output_type=Plan)
     await ctx.publish("questions", plan.questions)
     findings = await ctx.foreach(plan.questions, lambda one: found(ctx, folder, one), limit=at_once)
-    told = "\n\n".join(f"{finding.question}\n{finding.answer}" for finding in findings)
-    text = await ctx.model(None, f"Answer this question: {question}\n\nWhat was found out:\n\n{told}")
+    found_out = "\n\n".join(f"{finding.question}\n{finding.answer}" for finding in findings)
+    text = await ctx.model(None, f"Answer this question: {question}\n\nWhat was found out:\n\n{found_out}")
     return Answer(text=text, findings=findings)

@@ -317,7 +317,7 @@ def _outcomes(cost_per_hour: float) -> tuple[Alert, ...]:
 
 
 def _books() -> tuple[Alert, ...]:
-    """What is told of the work, and whether it adds up."""
+    """What is reported of the work, and whether it adds up."""
     return (
         Alert(
             name="UnderstudyProjectionLag",

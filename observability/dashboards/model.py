@@ -198,7 +198,7 @@ class Variable:
             "query": self.query,
             "multi": self.every,
             "includeAll": self.every,
-            # Asked anew when the time range changes.
+            # Asked again when the time range changes.
             "refresh": 1 if self.kind == "datasource" else 2,
         }
         if self.source is not None:

@@ -25,7 +25,7 @@ class Scope:
     Attributes:
         matchers: of labels that every metric has, as `job=~"$job"`.
         window: as `5m`, or Grafana's `$__rate_interval`.
-        by: labels that every sum keeps, so that clusters are told apart.
+        by: labels that every sum keeps, so that clusters are distinguished.
     """
 
     matchers: tuple[str, ...] = ()

@@ -33,8 +33,8 @@ from .check_scope import Books, Found, Scope, same_run
 from .check_tree import TREE_RULES
 from .check_triage import TRIAGE_RULES
 
-TOLD_OF_ONE_RULE = 100
-"""Violations of one rule that are told: where something is broken everywhere, these will do."""
+MOST_OF_ONE_RULE = 100
+"""Violations of one rule that are reported: where something is broken everywhere, these will do."""
 
 PAGE = 200
 """Sessions whose rows are held at the same time."""
@@ -76,11 +76,11 @@ def check(connection: Connection, namespace: str, session_ids: Collection[str] |
         session_ids: at most a few thousand; only these are read, and what others say of them.
     """
     books = Books(connection, namespace, None if session_ids is None else sorted(session_ids))
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     violations = []
     for rule, (session_id, what) in _findings(books):
-        told[rule] += 1
-        if told[rule] <= TOLD_OF_ONE_RULE:
+        counts[rule] += 1
+        if counts[rule] <= MOST_OF_ONE_RULE:
             violations.append(Violation(session_id, rule, what))
     return violations
 

@@ -14,7 +14,7 @@ from .check_scope import Books, Found, Scope, Wrong, selected
 
 @selected
 def commands(scope: Scope) -> Iterator[Wrong]:
-    """A command is at work or has ended, as its state says; one of a session that takes no more input is told to end;
+    """A command is at work or has ended, as its state says; one of a session that takes no more input is asked to end;
     and no session has more at work than it may have."""
     columns = COMMAND.c
     at_work = and_(columns.ended_at == 0, columns.state.in_((RUNNING, STOPPING)))
@@ -44,21 +44,21 @@ def command_events(scope: Scope) -> Iterator[Wrong]:
     sure = {"command_started": true(), "command_ended": and_(COMMAND.c.ended_at > 0, COMMAND.c.state != LOST)}
     possible = {"command_started": true(), "command_ended": COMMAND.c.ended_at > 0}  # an imported one is just lost
     for name in sure:
-        told = select(func.count()).select_from(EVENT).where(same_session(EVENT, SESSION), EVENT.c.type == name)
+        logged = select(func.count()).select_from(EVENT).where(same_session(EVENT, SESSION), EVENT.c.type == name)
         least, most = (
             select(func.count()).select_from(COMMAND).where(same_session(COMMAND, SESSION), counted[name])
             for counted in (sure, possible)
         )
         counts = (
             select(
-                SESSION.c.session_id, SESSION.c.pruned_seq, told.scalar_subquery().label("told"),
+                SESSION.c.session_id, SESSION.c.pruned_seq, logged.scalar_subquery().label("logged"),
                 least.scalar_subquery().label("least"), most.scalar_subquery().label("most"),
             )
             .where(scope.of(SESSION))
             .subquery()
         )  # fmt: skip
-        wrong = or_(counts.c.told > counts.c.most, and_(counts.c.told < counts.c.least, counts.c.pruned_seq == 0))
-        yield select(counts).where(wrong), f"{{told}} {name} events, and {{most}} commands that have one".format_map
+        wrong = or_(counts.c.logged > counts.c.most, and_(counts.c.logged < counts.c.least, counts.c.pruned_seq == 0))
+        yield select(counts).where(wrong), f"{{logged}} {name} events, and {{most}} commands that have one".format_map
 
 
 COMMAND_RULES: dict[str, Callable[[Books], Iterable[Found]]] = {

@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 
 class LogRule:
-    """A rule as it follows one session's log. What it finds is told as text.
+    """A rule as it follows one session's log. What it finds is reported as text.
 
     Attributes:
         types: what it reads; None for everything.
@@ -266,7 +266,7 @@ class Answers(LogRule):
     def __init__(self, books: Books, session: Row) -> None:
         super().__init__(books, session)
         self.last: Entry | None = None
-        self.told = True
+        self.reported = True
         self.keys: set[str] = set()  # of the winning answers of the run
 
     def read(self, entry: Entry) -> Iterator[str]:
@@ -279,20 +279,20 @@ class Answers(LogRule):
                 self.keys = set()
             elif entry.round <= last.round:
                 yield f"the answer at seq {entry.seq} is of round {entry.round}, and round {last.round} has one"
-            self.last, self.told = entry, False
+            self.last, self.reported = entry, False
             return
         key = entry.data.get("request_key", "")
         if key in self.keys:
             yield f"the event at seq {entry.seq} tells for a second time of the answer to {key}"
         if last is not None and entry.seq == last.seq + 1 and entry.type == "model_call_completed":
-            self.told = True
+            self.reported = True
             self.keys.add(key)
             wanted = wait_key(entry.session_id, last.run_id or "", last.round)
             if key.rpartition("/")[0] != wanted:
                 yield f"the answer at seq {last.seq} is to {key}, and its round is {wanted}"
 
     def end(self) -> Iterator[str]:
-        if self.last is not None and not self.told and self.last.seq >= self.pruned:  # else the event was removed
+        if self.last is not None and not self.reported and self.last.seq >= self.pruned:  # else the event was removed
             yield f"the answer at seq {self.last.seq} has no model_call_completed event behind it"
 
 
@@ -318,12 +318,12 @@ class RunUsage(LogRule):
         ):
             self.used += Usage.from_wire(entry.data.get("usage"))
         elif entry.type == "run_finished":
-            told, booked = Usage.from_wire(entry.data.get("usage")), Usage.from_wire(entry.run_usage)
-            if told != booked:
-                yield f"run {entry.run_id!r} used {booked.to_wire()} by its row, {told.to_wire()} by its last event"
+            reported, booked = Usage.from_wire(entry.data.get("usage")), Usage.from_wire(entry.run_usage)
+            if reported != booked:
+                yield f"run {entry.run_id!r} used {booked.to_wire()} by its row, {reported.to_wire()} by its last event"
             if entry.run_id == self.run_id:
-                if told != self.used:
-                    yield f"run {entry.run_id!r} used {told.to_wire()}, and its answers have {self.used.to_wire()}"
+                if reported != self.used:
+                    yield f"run {entry.run_id!r} used {reported.to_wire()}, and its answers have {self.used.to_wire()}"
                 self.run_id = None
 
     def end(self) -> Iterator[str]:

@@ -55,13 +55,13 @@ def run_events(scope: Scope) -> Iterator[Wrong]:
     """Every run has one `run_accepted` event, one `run_started` if it began, one `run_finished` if it ended."""
     types = ("run_accepted", "run_started", "run_finished")
     counts = [func.sum(case((EVENT.c.type == name, 1), else_=0)).label(name) for name in types]
-    told = (
+    logged = (
         select(EVENT.c.session_id, EVENT.c.run_id, *counts)
         .where(scope.of(EVENT), EVENT.c.type.in_(types))
         .group_by(EVENT.c.session_id, EVENT.c.run_id)
         .subquery()
     )
-    told_of_run = and_(told.c.session_id == RUN.c.session_id, told.c.run_id == RUN.c.run_id)
+    of_run = and_(logged.c.session_id == RUN.c.session_id, logged.c.run_id == RUN.c.run_id)
     happened = {
         "run_accepted": 1,
         "run_started": case((RUN.c.started_at > 0, 1), else_=0),
@@ -69,13 +69,13 @@ def run_events(scope: Scope) -> Iterator[Wrong]:
     }
     wrong = []
     for name, wanted in happened.items():
-        count = func.coalesce(told.c[name], 0)
+        count = func.coalesce(logged.c[name], 0)
         # Retention may have removed an event that there was; it never adds one.
         wrong.append(or_(count > wanted, and_(count < wanted, SESSION.c.pruned_seq == 0)))
     statement = (
-        select(RUN.c.session_id, RUN.c.run_id, RUN.c.status, *(told.c[name] for name in types))
+        select(RUN.c.session_id, RUN.c.run_id, RUN.c.status, *(logged.c[name] for name in types))
         .join(SESSION, same_session(SESSION, RUN))
-        .outerjoin(told, told_of_run)
+        .outerjoin(logged, of_run)
         .where(scope.of(RUN), or_(*wrong))
     )
 
@@ -84,7 +84,7 @@ def run_events(scope: Scope) -> Iterator[Wrong]:
         return f"run {row['run_id']!r} is {row['status']} and has these events: {found}"
 
     yield statement, tell
-    unknown = select(told.c.session_id, told.c.run_id).outerjoin(RUN, and_(told_of_run, RUN.c.namespace == NAMESPACE))
+    unknown = select(logged.c.session_id, logged.c.run_id).outerjoin(RUN, and_(of_run, RUN.c.namespace == NAMESPACE))
     yield (
         unknown.where(RUN.c.run_id.is_(None)),
         lambda row: f"events tell of run {row['run_id']!r}, which does not exist",
@@ -156,7 +156,7 @@ def current_run(scope: Scope) -> Iterator[Wrong]:
 
 @selected
 def inbox(scope: Scope) -> Iterator[Wrong]:
-    """An inbox is empty or owned: its rows are counted, and belong to a session at work that will take them up."""
+    """An inbox is empty or owned: its rows are counted, and belong to a session at work that will handle them."""
     rows = select(func.count()).select_from(INBOX).where(same_session(INBOX, SESSION)).scalar_subquery()
     last = select(func.max(INBOX.c.item)).where(same_session(INBOX, SESSION)).scalar_subquery()
     names = ("session_id", "inbox_count", "inbox_seq", "active", "status")
@@ -255,7 +255,7 @@ def questions(scope: Scope) -> Iterator[Wrong]:
         .where(scope.of(TOOL_CALL), TOOL_CALL.c.state == "asked", not_(has_question))
     )
     yield calls, lambda row: f"call {row['call_id']} waits for a person, and asks nothing that has no answer"
-    # When a run ends before its question is answered, the question stays without an answer; also while the run, told
+    # When a run ends before its question is answered, the question stays without an answer; also while the run, asked
     # to end, is held by its children.
     waits = exists().where(of_call, TOOL_CALL.c.state == "asked")
     of_current = and_(same_session(SESSION, QUESTION), SESSION.c.run_id == QUESTION.c.run_id)
@@ -318,20 +318,20 @@ def question_events(scope: Scope) -> Iterator[Wrong]:
     """Every question has one `input_requested` event, and one `input_received` if it was answered."""
     types = {"input_requested": true(), "input_received": QUESTION.c.answered_at > 0}
     for name, counted in types.items():
-        told = (
+        logged = (
             select(func.count()).select_from(EVENT).where(same_session(EVENT, SESSION), EVENT.c.type == name)
         ).scalar_subquery()
         asked = (
             select(func.count()).select_from(QUESTION).where(same_session(QUESTION, SESSION), counted)
         ).scalar_subquery()
-        found = select(SESSION.c.session_id, SESSION.c.pruned_seq, told.label("told"), asked.label("asked")).where(
+        found = select(SESSION.c.session_id, SESSION.c.pruned_seq, logged.label("logged"), asked.label("asked")).where(
             scope.of(SESSION)
         )
         counts = found.subquery()
-        wrong = or_(counts.c.told > counts.c.asked, and_(counts.c.told < counts.c.asked, counts.c.pruned_seq == 0))
+        wrong = or_(counts.c.logged > counts.c.asked, and_(counts.c.logged < counts.c.asked, counts.c.pruned_seq == 0))
         yield (
             select(counts).where(wrong),
-            f"{{told}} {name} events, and {{asked}} questions that have one".format_map,
+            f"{{logged}} {name} events, and {{asked}} questions that have one".format_map,
         )
 
 

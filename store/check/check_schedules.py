@@ -44,7 +44,7 @@ def _problem(row: Row) -> str | None:
 
 
 def _passed(wanted: NewSchedule, first_at: int, next_at: int) -> int | None:
-    """How many due times have passed; None where that can't be told without going through them."""
+    """How many due times have passed; None where that can't be known without going through them."""
     timing, period = wanted.timing, microseconds(wanted.timing.every)
     if timing.at:
         return 0 if next_at else 1

@@ -105,8 +105,8 @@ def linked(scope: Scope) -> Iterator[Wrong]:
 @selected
 def child_events(scope: Scope) -> Iterator[Wrong]:
     """A child's parent has one `child_spawned` event, and one `child_finished` with its status once its task ended,
-    unless the parent's run had ended before: then the child was cancelled. One in the background is told of whatever
-    run the parent is in, by one input, unless it is not wanted any more.
+    unless the parent's run had ended before: then the child was cancelled. The end of one in the background is
+    reported to whatever run the parent is in, by one input, unless it is not wanted any more.
     """
     types = ("child_spawned", "child_finished")
     # The CASE decides what is read as JSON: PostgreSQL refuses to read texts with \u0000, which other events may have.
@@ -122,13 +122,13 @@ def child_events(scope: Scope) -> Iterator[Wrong]:
         .subquery()
     )
     counts = [func.sum(case((events.c.type == name, 1), else_=0)).label(name) for name in types]
-    told = (
+    logged = (
         select(events.c.session_id, events.c.child_id, func.max(events.c.status).label("status"), *counts)
         .group_by(events.c.session_id, events.c.child_id)
         .subquery()
     )
     parent, task, started_by = SESSION.alias("parent"), RUN.alias("task"), RUN.alias("started_by")
-    spawned, finished = (func.coalesce(told.c[name], 0) for name in types)
+    spawned, finished = (func.coalesce(logged.c[name], 0) for name in types)
     whole = parent.c.pruned_seq == 0
     # By what happened, not by times: two nodes' clocks need not agree.
     parent_was_gone = and_(
@@ -141,20 +141,20 @@ def child_events(scope: Scope) -> Iterator[Wrong]:
         RUN.c.namespace == columns.namespace, RUN.c.session_id == columns.parent_id,
         RUN.c.run_id == literal("news.") + columns.session_id,
     )  # fmt: skip
-    untold = or_(columns.task_open == TASK_UNREPORTED, columns.replaced_by.is_not(None), columns.abandoned == 1)
+    unreported = or_(columns.task_open == TASK_UNREPORTED, columns.replaced_by.is_not(None), columns.abandoned == 1)
     faults = case(
         (or_(spawned > 1, and_(whole, spawned == 0)), "was not spawned once"),
         (finished > 1, "was reported more than once"),
         (and_(finished == 1, task.c.finished_at == 0), "was reported before its task ended"),
-        (and_(finished == 1, told.c.status != task.c.status), "was reported with another status than its task has"),
+        (and_(finished == 1, logged.c.status != task.c.status), "was reported with another status than its task has"),
         (and_(finished > 0, columns.replaced_by.is_not(None)), "was reported, and started again"),
         (
             and_(columns.background == 1, (finished > 0) != news),
-            "was told without an event, or the other way round",
+            "was reported without an event, or the other way round",
         ),
         (
-            and_(whole, finished == 0, task.c.finished_at > 0, not_(or_(parent_was_gone, untold))),
-            "ended, and its parent wasn't told",
+            and_(whole, finished == 0, task.c.finished_at > 0, not_(or_(parent_was_gone, unreported))),
+            "ended, and its parent was not notified",
         ),
     )
     found = (
@@ -162,7 +162,7 @@ def child_events(scope: Scope) -> Iterator[Wrong]:
         .join(parent, and_(parent.c.namespace == columns.namespace, parent.c.session_id == columns.parent_id))
         .join(task, and_(same_session(task, SESSION), task.c.run_id == TASK))
         .outerjoin(started_by, and_(same_session(started_by, parent), started_by.c.run_id == columns.parent_run_id))
-        .outerjoin(told, and_(told.c.session_id == columns.parent_id, told.c.child_id == columns.session_id))
+        .outerjoin(logged, and_(logged.c.session_id == columns.parent_id, logged.c.child_id == columns.session_id))
         .where(scope.of(SESSION))
         .subquery()
     )
@@ -170,11 +170,11 @@ def child_events(scope: Scope) -> Iterator[Wrong]:
         select(found).where(found.c.fault.is_not(None)),
         lambda row: f"by the events of its parent {row['parent_id']}, it {row['fault']}",
     )
-    is_child = and_(child.c.parent_id == told.c.session_id, child.c.session_id == told.c.child_id)
+    is_child = and_(child.c.parent_id == logged.c.session_id, child.c.session_id == logged.c.child_id)
     # A child that has ended may be missing: its parent can come from an archive without its tree.
-    unspawned, unfinished = (func.coalesce(told.c[name], 0) == 0 for name in types)
-    whole_log = exists().where(parent.c.namespace == NAMESPACE, parent.c.session_id == told.c.session_id, whole)
-    strange = select(told.c.session_id, told.c.child_id).where(
+    unspawned, unfinished = (func.coalesce(logged.c[name], 0) == 0 for name in types)
+    whole_log = exists().where(parent.c.namespace == NAMESPACE, parent.c.session_id == logged.c.session_id, whole)
+    strange = select(logged.c.session_id, logged.c.child_id).where(
         or_(unfinished, and_(unspawned, whole_log)), ~exists().where(child.c.namespace == NAMESPACE, is_child)
     )
     yield strange, lambda row: f"its events tell of a child {row['child_id']}, which it does not have"

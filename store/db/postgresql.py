@@ -116,7 +116,7 @@ class Address:
     def connect(self, statement_seconds: float, limits: dict[str, int]) -> BoundedConnection:
         """A new connection with these settings."""
         connection = BoundedConnection.connect(**self._parameters)
-        set_json_dumps(to_json, connection)  # what an engine is told of it goes to connections of its own making only
+        set_json_dumps(to_json, connection)  # an engine's settings for it reach connections of its own making only
         set_json_loads(from_json, connection)
         if self._unlimited:
             statement_seconds = 0

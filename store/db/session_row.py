@@ -10,7 +10,7 @@ from understudy.records import ActivationId, KeptResponse
 
 
 class ActiveSession(Struct):
-    """What a node service must know of a session that it takes up, or gives away. `tables.Session` says what each
+    """What a node service must know of a session that it takes over, or gives away. `tables.Session` says what each
     column means."""
 
     session_id: str

@@ -90,13 +90,13 @@ class Session(NamespaceTable, table=True):
         aborted: 1 once open calls of the current run were given up, because its process died again and again.
         pruned_seq: events up to this `seq` may have been removed by retention; messages never are.
         start_order: among its siblings; the parent's `seq` at its spawn.
-        shutdown: microseconds that a run has to end once it was told to; None: for ever.
+        shutdown: microseconds that a run has to end once it was asked to; None: for ever.
         restart_number: how often its task had been started before, in other sessions.
-        task_open: 1 for a child whose task has not ended, 2 if its parent was not told of the end yet, 3 if that is
-            told and the child goes on until its parent is closed; else 0.
+        task_open: 1 for a child whose task has not ended, 2 if its parent was not notified of the end yet, 3 if it
+            was and the child goes on until its parent is closed; else 0.
         replaced_by: the session in which its task was started again.
         abandoned: its parent's run ended without it, and wants no result.
-        background: 1 if its parent does not wait for it, and is told of its end by an input.
+        background: 1 if its parent does not wait for it, and is notified of its end by an input.
         wait_holder: who made the model call that it waits for, or waited for last.
         answer_key: of the model call whose answer ended the last wait for a model; empty while it waits for another.
         answer_ended: 1 if the run ended with that answer.
@@ -227,7 +227,7 @@ class Session(NamespaceTable, table=True):
 
 
 IN_QUEUE = text("slot <> 0")
-"""SQLite has to be told it to use the index; `slot > 0` it would take for a range there, and read all that wait."""
+"""Written so that SQLite uses the index: it would take `slot > 0` for a range there, and read all that wait."""
 
 
 class Run(NamespaceTable, table=True):
@@ -368,7 +368,7 @@ class Question(NamespaceTable, table=True):
 
 
 class Request(NamespaceTable, table=True):
-    """A request that was done lately, and its result: whoever repeats it is told that again (`requests.py`).
+    """A request that was done lately, and its result: whoever repeats it gets that again (`requests.py`).
 
     Attributes:
         session_id: whom it concerns; empty for the whole namespace, `schedule NAME` for a schedule, `triage ID`.
@@ -470,7 +470,7 @@ class Command(NamespaceTable, table=True):
     Attributes:
         key: names it on its machine (`understudy.commands.command_key`).
         state: see `understudy.commands.RUNNING`.
-        quiet: 1 if its end is not told to the session.
+        quiet: 1 if its end is not reported to the session.
         stop_at: when it is ended by force that was asked to end; 0 if it was not.
         exit_code: negative: a signal; NULL if it is not known.
         problem: why it could not be started, or was stopped without anybody's wish.

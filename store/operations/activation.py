@@ -195,7 +195,7 @@ def crash(
     if not row.active or row.wait == "queue":  # it only rested there
         park(tx, activation)
         return None
-    if row.frame_id is None:  # told before, by a commit whose outcome was not known; or it had parked
+    if row.frame_id is None:  # reported before, by a commit whose outcome was not known; or it had parked
         return Verdict("resume", delay=timers.left(tx, row, PAUSE_TIMER) if row.wait == "timer" else 0)
     waiting = row.wait is not None and not (guarding and row.wait == "model")
     progress = row.progress > row.progress_at_death
@@ -256,8 +256,8 @@ def _executing(tx: Transaction, row: SessionRow) -> list[CallState]:
         call for call in open_calls(tx, row)
         if call.state in EXECUTED and call.child_id is None and call.tool not in innocent
     ]  # fmt: skip
-    told = answered_by(tx.inbox(row)) if calls else ()
-    return [call for call in calls if call.call_id not in told]
+    answered = answered_by(tx.inbox(row)) if calls else ()
+    return [call for call in calls if call.call_id not in answered]
 
 
 def abort(tx: Transaction, row: SessionRow, calls: list[CallState], text: str) -> None:
@@ -313,7 +313,7 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
 
     One with a timer that is due soon has work as well: its home fires it.
 
-    Every node service is told the same nodes and takes another share. A tree is in one share: it stays together.
+    Every node service is given the same nodes and has another share. A tree is in one share: it stays together.
 
     A node that is drained has no share, but keeps what it has: it knows when that can be moved.
 

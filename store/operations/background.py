@@ -1,4 +1,4 @@
-"""Sub-agents in the background: their parent does not wait for them, and is told of their ends by inputs of its own."""
+"""Sub-agents in the background: their parent does not wait for them, and their ends reach it as inputs of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from understudy.records import Finish, InboxItem
 from ..db.session_row import SessionRow
 from ..db.statements import RUN, SESSION
 from ..transaction import Transaction
-from .beginnings import TASK, TASK_AT_WORK, accept, reported
+from .beginnings import TASK, TASK_AT_WORK, accept, mark_reported
 from .partial import of_worktree, tools_used
 
 SELECT_SOURCE = select(RUN.c.source).where(
@@ -24,8 +24,8 @@ SELECT_SOURCE = select(RUN.c.source).where(
 
 
 def at_work(tx: Transaction, parent: SessionRow, run_id: str | None = None) -> list[SessionRow]:
-    """The sub-agents in the background whose tasks have not ended and whose ends the parent shall be told, in the order
-    of their start.
+    """The sub-agents in the background whose tasks have not ended and whose ends shall be reported to the parent, in
+    the order of their start.
 
     Args:
         run_id: only those that this run has started.
@@ -46,7 +46,7 @@ def at_work(tx: Transaction, parent: SessionRow, run_id: str | None = None) -> l
 
 
 def news(tx: Transaction, parent: SessionRow, run_id: str) -> list[InboxItem]:
-    """What the parent was told of the ends of the sub-agents that a run of it has started, and has not taken."""
+    """The inputs, not taken yet, about the ends of the sub-agents that a run of the parent has started."""
     found = []
     for item in tx.inbox(parent):
         child = tx.find(item.payload.get("child_id") or "") if item.kind == "input" else None
@@ -58,8 +58,8 @@ def news(tx: Transaction, parent: SessionRow, run_id: str) -> list[InboxItem]:
 def task_ended(
     tx: Transaction, parent: SessionRow, child: SessionRow, status: str, finish: Finish, error: dict[str, Any] | None
 ) -> None:
-    """A sub-agent's first task has ended: the parent is told, if anybody is left to be."""
-    reported(tx, child)
+    """A sub-agent's first task has ended: the parent is notified, if it still can be."""
+    mark_reported(tx, child)
     if child.abandoned:
         return
     if _tell(tx, parent, child, TASK, status, finish, error):
@@ -73,7 +73,7 @@ def run_ended(
     tx: Transaction, parent: SessionRow, child: SessionRow, run_id: str, status: str, finish: Finish,
     error: dict[str, Any] | None,
 ) -> None:  # fmt: skip
-    """Another run of a sub-agent has ended: the parent is told if it was a task that it gave."""
+    """Another run of a sub-agent has ended: the parent is notified if it was a task that it gave."""
     if source_of(tx, child, run_id) == "parent":
         _tell(tx, parent, child, run_id, status, finish, error)
 

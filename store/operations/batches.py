@@ -47,7 +47,7 @@ def commit(
         frame_id: of the frame whose batch it is.
         holder: the node service that makes the model call, if the batch asks for one.
         price: of that call's model, if it has one.
-        asks: False where no call is made here: whoever goes on with the session prepares it anew.
+        asks: False where no call is made here: whoever goes on with the session prepares it again.
 
     Raises:
         Fenced: a newer activation exists, the session has left its frame or was never in this one, or the run has ended
@@ -71,7 +71,7 @@ def commit(
         )
     require_held(row, batch.activation, frame_id)
     if row.run_id is None and batch.start_run is None and (batch.finish or batch.entries or batch.wait != "idle"):
-        raise Fenced("the run has ended: it was told to, and only waited", session_id=batch.session_id)
+        raise Fenced("the run has ended: it was asked to, and only waited", session_id=batch.session_id)
     to_agent = handoffs.wanted(tx, row, batch.handoff)
     tx.changed(row)
     row.batch_no = batch.batch_no
@@ -79,7 +79,7 @@ def commit(
     cancel = row.cancel_reason
     if batch.start_run is not None:
         if not _start_run(tx, row, batch.start_run, batch.merge_runs):
-            # The input was cancelled while a frame took it up: the batch is void, and the frame looks again. Until it
+            # The input was cancelled while a frame began it: the batch is void, and the frame looks again. Until it
             # has, the session is at work: its frame's death must be noticed, and an input must not wake it twice.
             if row.wait in ("idle", "queue") and not row.closed:
                 row.wait, row.active, row.status = None, 1, "running"
@@ -92,8 +92,8 @@ def commit(
     if finish is not None and row.calls_open > 0:
         waiting.drop_all(tx, row)
     first_seq = row.seq + 1
-    asks_anew = (batch.wait == "model" and not asks) or steering.comes_first(tx, row, batch)
-    for entry in batch.entries[: -batch.request_entries or None] if asks_anew else batch.entries:
+    prepared_again = (batch.wait == "model" and not asks) or steering.comes_first(tx, row, batch)
+    for entry in batch.entries[: -batch.request_entries or None] if prepared_again else batch.entries:
         seq = tx.append(row, entry)
         if row.kind == WORKFLOW and begins_record(entry):
             row.record_seq = seq - 1
@@ -105,7 +105,7 @@ def commit(
     if (batch.asks or batch.given_up) and cancel is None:
         _hand_over(tx, row, batch)
     if finish is None and to_agent is None:
-        _set_wait(tx, row, batch, holder, price, asks_anew=asks_anew)
+        _set_wait(tx, row, batch, holder, price, prepared_again=prepared_again)
         return _committed(tx, row, first_seq)
     _go_over(tx, row, to_agent, finish)
     return CommitResult(_ack(tx, row, first_seq), row.wait, over=row.epoch != batch.epoch)
@@ -156,7 +156,7 @@ def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
 
 
 def _set_wait(
-    tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None, *, asks_anew: bool
+    tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None, *, prepared_again: bool
 ) -> None:  # fmt: skip
     if batch.wait == "idle" and row.run_id is None and queues.held_back(tx, row) is not None:
         queues.begin_next(tx, row)
@@ -169,7 +169,7 @@ def _set_wait(
     if batch.wait in (None, "idle") or row.cancel_reason is not None:
         return
     if batch.wait == "model":
-        if asks_anew:
+        if prepared_again:
             row.redone = 1  # hooks saw the call
         else:
             model_calls.begin(tx, row, batch, holder, price)
@@ -181,16 +181,16 @@ def _set_wait(
 
 
 def _has_result(tx: Transaction, row: SessionRow) -> bool:
-    """Whether a result has come in for a call that has none yet, or an approval: the session takes it up instead of
-    waiting. A workflow whose code does not fit its log takes up the answer about that, and nothing else."""
+    """Whether a result has come in for a call that has none yet, or an approval: the session handles it instead of
+    waiting. A workflow whose code does not fit its log handles the answer about that, and nothing else."""
     inbox = tx.inbox(row)
-    told = answered_by(inbox)
-    if row.kind == WORKFLOW and not told and all(item.kind != APPROVED for item in inbox):
+    answered = answered_by(inbox)
+    if row.kind == WORKFLOW and not answered and all(item.kind != APPROVED for item in inbox):
         return False
     calls = tx.current_calls(row)
     stopped = [call for call in calls if call["tool"] == DIVERGED and row.kind == WORKFLOW]
     return any(
-        call["state"] == "approved" or (call["call_id"] in told and call["state"] not in CALL_ENDED)
+        call["state"] == "approved" or (call["call_id"] in answered and call["state"] not in CALL_ENDED)
         for call in stopped or calls
     )
 

@@ -26,7 +26,7 @@ TASK = "task"
 """Run id of a child's one task, given by its parent."""
 
 TASK_AT_WORK, TASK_UNREPORTED, TASK_LINKED = 1, 2, 3
-"""`task_open` of a child: its task has not ended; has, and its parent was not told; was, and it is still linked."""
+"""`task_open` of a child: its task has not ended; has, and its parent was not notified; was, and it is still linked."""
 
 PAUSE_TIMER = "pause"
 """The timer that ends a pause: before a crashed session is resumed, or a failed sub-agent is started again."""
@@ -282,7 +282,7 @@ def _refuse(tx: Transaction, parent: SessionRow, wanted: Spawn, status: str, err
 
 
 def start_again(tx: Transaction, parent: SessionRow, ended: SessionRow, delay: int) -> bool:
-    """Start a sub-agent's task anew, after `delay` microseconds: in another session, without what the last one knew,
+    """Start a sub-agent's task again, after `delay` microseconds: in another session, without what the last one knew,
     but for what that began with.
 
     The parent's call waits on; the result it gets will be the new session's. False if a budget does not allow it, or
@@ -295,7 +295,7 @@ def start_again(tx: Transaction, parent: SessionRow, ended: SessionRow, delay: i
         return False
     spec = tx.specification(ended.session_id)
     task = tx.read_one(SELECT_CONTENT, ended.session_id, session=ended.session_id, run=TASK)
-    reported(tx, ended)
+    mark_reported(tx, ended)
     ended.replaced_by = child_id
     event = events.ChildRestarted(
         call_id=ended.call_id, child_id=child_id, lost_id=ended.session_id, restart=number, delay=delay,
@@ -313,7 +313,7 @@ def start_again(tx: Transaction, parent: SessionRow, ended: SessionRow, delay: i
     return True
 
 
-def reported(tx: Transaction, child: SessionRow) -> None:
+def mark_reported(tx: Transaction, child: SessionRow) -> None:
     """The parent knows of the end of the child's task, or does not want to."""
     tx.changed(child)
     child.task_open = TASK_LINKED if child.lifecycle == "linked" and not child.closed else 0

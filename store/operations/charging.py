@@ -1,4 +1,4 @@
-"""Operations of budgets: opening accounts, reserving before a model call, settling after it, admitting sub-agents."""
+"""Operations of budgets: opening accounts, reserving before a model call, charging after it, admitting sub-agents."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def ended(
 
     Args:
         end: None if nothing is known of it.
-        quiet: the session is not told.
+        quiet: the session is not notified.
         never_begun: it has no process; nothing is written as long as the call may still be repeated that starts it.
     """
     row = tx.find(session_id)
@@ -158,14 +158,14 @@ def lost(tx: Transaction, nodes: Collection[str]) -> int:
 
 
 def stop_all(tx: Transaction, row: SessionRow, run_id: str | None) -> None:
-    """Have a session's commands end without being told of it: those that a run has started, or all (None)."""
+    """Have a session's commands end without notifying it: those that a run has started, or all (None)."""
     for found in _open(tx, row):
         if run_id in (None, found.run_id):
             _stop(tx, row, found, STOP_SECONDS, quiet=True)
 
 
 def news(tx: Transaction, row: SessionRow, run_id: str) -> list[InboxItem]:
-    """What the session was told of the ends of the commands that a run of it has started, and has not taken."""
+    """The inputs, not taken yet, about the ends of the commands that a run of the session has started."""
     items = [item for item in tx.inbox(row) if item.kind == "input" and item.payload.get("command")]
     found = {item.id: find(tx, row, item.payload["command"]) for item in items}
     return [item for item in items if (command := found[item.id]) is not None and command.run_id == run_id]

@@ -24,9 +24,9 @@ from .beginnings import (
     TASK_AT_WORK,
     TASK_LINKED,
     TASK_UNREPORTED,
+    mark_reported,
     outlasting,
     pause,
-    reported,
     start_again,
     timer,
 )
@@ -38,7 +38,7 @@ from .waiting import CALL_TIMER, hand_in
 TERMINAL = ("completed", "failed", "cancelled", "quarantined")
 
 SHUTDOWN_TIMER = "shutdown"
-"""The timer of a run that was told to end."""
+"""The timer of a run that was asked to end."""
 
 DEADLINE_TIMER = "deadline"
 """The timer of a run under a budget of seconds."""
@@ -57,7 +57,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     Children first: where some are still at work the run is only held, and ends with the last of them.
 
     Args:
-        hold: False does not wait for children; those that shall end with their parent are told to.
+        hold: False does not wait for children; those that shall end with their parent are asked to.
     """
     run_id = row.run_id
     if run_id is None:
@@ -97,7 +97,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
     had_children = groups.at_work(tx, row) if row.children_open > 0 else []
     for child in map(tx.session, groups.drop_plan(tx, row)):  # nobody starts them again, or hears of their end
         child.abandoned = 1
-        reported(tx, child)
+        mark_reported(tx, child)
     row.status = "quarantined" if status == "quarantined" else "completed" if row.closed else "idle"
     if row.task_open == TASK_AT_WORK and run_id == TASK:
         _end_task(tx, row, status)
@@ -128,7 +128,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
 
 
 def _drop_news(tx: Transaction, row: SessionRow) -> None:
-    """What a run was told and has not taken in nobody waits for any more."""
+    """Drop what a run has received and not taken in: nobody waits for it any more."""
     tx.take_inbox(row, [item.id for item in tx.inbox(row) if item.kind != "input"])
 
 
@@ -165,7 +165,7 @@ def _task_ended(
         return
     parent = groups.waits_for(tx, child)
     if parent is None:
-        reported(tx, child)
+        mark_reported(tx, child)
         return
     decision = groups.decide(tx, parent, child, status, asked=asked)
     for child_id in decision.deliver:
@@ -205,7 +205,7 @@ def _deliver(
 ) -> None:  # fmt: skip
     """Put a child's result into its parent's inbox; the parent goes on when it has them all."""
     assert child.call_id is not None
-    reported(tx, child)
+    mark_reported(tx, child)
     tx.append(parent, events.ChildFinished(call_id=child.call_id, child_id=child.session_id, status=status))
     parent.children_open -= 1
     if parent.held is None:
@@ -293,8 +293,8 @@ def give_up(tx: Transaction, row: SessionRow, call_ids: Sequence[str]) -> None:
     """Have calls of a workflow's that others are at come to an end, as its code does not wait for them any more. Each
     has its result by the way that it would have had anyhow; one that has it already keeps it, also where the same batch
     says that it is done."""
-    told = answered_by(tx.inbox(row))
-    calls = {call["call_id"]: call for call in tx.current_calls(row) if call["call_id"] not in told}
+    answered = answered_by(tx.inbox(row))
+    calls = {call["call_id"]: call for call in tx.current_calls(row) if call["call_id"] not in answered}
     for call_id in [call_id for call_id in call_ids if call_id in calls]:
         child = calls[call_id]["child_id"]
         if child is not None:
@@ -344,11 +344,11 @@ def _leave(tx: Transaction, child: SessionRow, reason: str) -> None:
 
 def _leave_background(tx: Transaction, row: SessionRow, reason: str, run_id: str | None = None) -> None:
     """The same for sub-agents in the background, and for commands, which are stopped. A sub-agent whose specification
-    says `wait` goes on, and its end is told.
+    says `wait` goes on, and its end is reported.
 
     Args:
         run_id: the run that ends, and with it those that it has started; None if the session takes no more input: then
-            nobody can be told of an end.
+            nobody can be notified of an end.
     """
     for child in reversed(background.at_work(tx, row, run_id)):
         if run_id is None or child.on_parent_end != "wait":

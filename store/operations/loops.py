@@ -62,7 +62,7 @@ def run_begun(tx: Transaction, known: LoopMemory, run_id: str) -> None:
 
 
 def memory(tx: Transaction, name: str) -> LoopMemory:
-    """What a loop knows, which nobody else writes until the commit; nothing of one that was never told.
+    """What a loop knows, which nobody else writes until the commit; empty if nothing was recorded of it.
 
     It waits for nobody, since this transaction may have sessions locked: where another one has this lock, `StoreBusy`
     has the whole transaction tried again.

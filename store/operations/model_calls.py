@@ -24,14 +24,14 @@ from .endings import end_without_agent, finish_run
 from .holding import require_held
 
 OUTCOMES = (events.ModelCallCompleted.type, events.ModelCallFailed.type)
-"""What a model call can become; each attempt's is told once."""
+"""What a model call can become; each attempt's is reported once."""
 
 LOOKED_AT = 100
 """So many events are read at a time, from the end of a log."""
 
 
 def begin(tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None) -> None:
-    """Reserve what the call may take, and wait; where a budget does not allow it, the session is told and goes on."""
+    """Reserve what the call may take, and wait; where a budget forbids it, the session gets the error and goes on."""
     wanted = Ask(batch.request_tokens, batch.request_output, price)
     refusal = charging.reserve(tx, row, batch.request_round, wanted)
     if refusal is not None:
@@ -124,9 +124,9 @@ def answer(
     event: events.Event
     if failed:
         assert got.error is not None
-        told = got.error["message"][: events.ERROR_UNCUT]
+        error_text = got.error["message"][: events.ERROR_UNCUT]
         event = events.ModelCallFailed(
-            **shared, error_code=got.error["code"], error_message=told, redone=redone,
+            **shared, error_code=got.error["code"], error_message=error_text, redone=redone,
             usage=got.usage.to_wire() if tokens else None,
         )  # fmt: skip
     else:

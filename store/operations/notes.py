@@ -53,7 +53,7 @@ REMOVED_WITH_SESSION = (SESSION, TREE)
 """Scopes whose notes are a session's own, and its tree's."""
 
 Said = tuple[str, str]
-"""The decision about a call (`ok` or `error`) and what the model is told."""
+"""The decision about a call (`ok` or `error`) and what the model reads."""
 
 
 class Owner(NamedTuple):

@@ -28,8 +28,8 @@ LAST_ANSWERS = 8
 TIMED = {"waiting": CALL_TIMER, "asked": QUESTION_TIMER}
 """The timers of calls in these states."""
 
-ROUNDS_TOLD = 8
-"""Of so many last rounds a parent is told the tools: a long history is not read for it."""
+REPORTED_ROUNDS = 8
+"""A parent gets the tools of so many last rounds: a long history is not read for it."""
 
 
 def last_text(tx: Transaction, row: SessionRow) -> str:
@@ -55,14 +55,14 @@ def last_text(tx: Transaction, row: SessionRow) -> str:
 def tools_used(tx: Transaction, row: SessionRow, run_id: str, rounds: int) -> list[list[Any]]:
     """The tools that were executed in the last rounds of a run: `[name, count]`, by name."""
     found: Counter[str] = Counter()
-    for number in range(max(1, rounds - ROUNDS_TOLD + 1), rounds + 1):
+    for number in range(max(1, rounds - REPORTED_ROUNDS + 1), rounds + 1):
         calls = tx.calls(row.session_id, run_id, number)
         found.update(call["tool"] for call in calls if call["executions"] > 0 and call["state"] == "done")
     return [list(item) for item in sorted(found.items())]
 
 
 def of_worktree(tx: Transaction, row: SessionRow, status: str, finish: Finish) -> dict[str, Any]:
-    """What a parent is told of its sub-agent's worktree, as a part of the payload: nothing where that has none. One
+    """What a parent receives about its sub-agent's worktree, as a part of the payload: nothing where that has none. One
     whose run ended without its agent is as it was left."""
     found = finish.worktree
     if found is None and status != "completed" and row.epoch > 0:

@@ -116,7 +116,7 @@ def held_back(tx: Transaction, row: SessionRow) -> InboxItem | None:
 
 
 def shown(row: SessionRow, items: tuple[InboxItem, ...]) -> tuple[InboxItem, ...]:
-    """What of a session's inbox its process is told: no input that has no slot; without a run, no input behind one."""
+    """What of a session's inbox its process receives: no input that has no slot; without a run, no input behind one."""
     if not row.queued:
         return items
     has_slot, behind, found = row.run_id is None and row.queue != "", False, []

@@ -44,7 +44,7 @@ def steer(tx: Transaction, session_id: str, wanted: Steer, request_id: str) -> S
 
 
 def _interrupt(tx: Transaction, row: SessionRow) -> None:
-    """Have what the run is at not go on. Whoever makes its model call or runs its tools is told behind the commit;
+    """Have what the run is at not go on. Whoever makes its model call or runs its tools is notified after the commit;
     should that get lost, the run goes on when they have ended."""
     assert row.run_id is not None
     if row.wait in (None, "model"):
@@ -83,7 +83,7 @@ def outlives(tx: Transaction, row: SessionRow, finish: Finish | None) -> bool:
 
 def comes_first(tx: Transaction, row: SessionRow, batch: Batch) -> bool:
     """Whether the model call that a batch asks for is not made: its process has not heard of a steer, which the model
-    is sent in this very round. What would be committed with that call is prepared anew."""
+    is sent in this very round. What would be committed with that call is prepared again."""
     if batch.wait != "model" or batch.request_purpose or row.cancel_reason is not None:
         return False
     return any(item.id not in batch.inbox_done for item in unread(tx, row))

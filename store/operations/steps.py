@@ -47,7 +47,7 @@ def begin(tx: Transaction, row: SessionRow, wanted: tuple[CallState, ...]) -> No
 
 
 def inbox(tx: Transaction, row: SessionRow) -> tuple[InboxItem, ...]:
-    """What of its inbox a session's process is told: not the signals that wait, of which the store makes answers, and
+    """What of its inbox a session's process receives: not the signals that wait, of which the store makes answers, and
     not what waits in a queue."""
     found = queues.shown(row, tx.inbox(row))
     return tuple(item for item in found if item.kind != SIGNAL) if row.kind == WORKFLOW else found

@@ -3,8 +3,8 @@
 | name | what it does |
 |---|---|
 | `pause` | ends the pause before a crashed session is resumed, or a failed sub-agent is started again |
-| `shutdown` | ends a run by force that was told to end and has not |
-| `deadline` | tells a run to end whose budget of seconds is used up |
+| `shutdown` | ends a run by force that was asked to end and has not |
+| `deadline` | asks a run to end whose budget of seconds is used up |
 | `call:ID` | ends the wait of a tool call |
 | `question:ID` | answers the question of a tool call, as its specification says |
 | `wakeup:NAME` | is an input to the session; if it recurs, it is set again in the same transaction |
@@ -57,7 +57,7 @@ def shut_down(tx: Transaction, row: SessionRow, run_id: str, grace: int | None =
 
 
 def out_of_time(tx: Transaction, row: SessionRow, run_id: str, due_at: int) -> None:
-    """A budget of seconds is used up: the run is told to end. Where it was raised since, the timer is set again."""
+    """A budget of seconds is used up: the run is asked to end. Where it was raised since, the timer is set again."""
     found = deadline(tx, row) if row.run_id == run_id else None
     if found is None:
         return

@@ -72,7 +72,7 @@ def completed(tx: Transaction, schedule: str, run_id: str) -> None:
 
 
 def open_of(tx: Transaction, schedule: str) -> list[TriageEntry]:
-    """The entries of a schedule that an agent is told of. They are only read: what is told is committed with it."""
+    """The entries of a schedule that an agent sees. They are only read: what it sees is committed with its input."""
     mine = (TRIAGE.c.namespace == tx.namespace, TRIAGE.c.schedule == schedule, TRIAGE.c.resolved_at == 0)
     latest = (TRIAGE.c.last_at.desc(), TRIAGE.c.id)
     rows = tx.connection.execute(select(*COLUMNS).where(*mine).order_by(*latest).limit(SHOWN_ENTRIES))

@@ -18,7 +18,7 @@ SHUTDOWN_SECONDS = 10.0
 
 
 def shutdown_of(spec: dict[str, Any]) -> int | None:
-    """Microseconds that a specification gives a run to end once it was told to; None: for ever."""
+    """Microseconds that a specification gives a run to end once it was asked to; None: for ever."""
     shutdown = spec.get("shutdown", SHUTDOWN_SECONDS)
     return None if shutdown is None else int(shutdown * 1_000_000)
 
@@ -31,8 +31,8 @@ def take_on(tx: Transaction, row: SessionRow, spec: dict[str, Any], placement: s
 
     Raises:
         SessionConflict: the new one says `on_change="refuse"`, the session is a sub-agent, it is another workflow's, or
-            a limit of its budget would be lowered, added or dropped: what was used under the old ones could not be told
-            from a fault.
+            a limit of its budget would be lowered, added or dropped: what was used under the old ones could not be
+            distinguished from a fault.
     """
     old = tx.specification(row.session_id)
     if WORKFLOW in (row.kind, spec.get("kind")) and (row.kind, old["name"]) != (spec.get("kind"), spec["name"]):

@@ -56,7 +56,7 @@ BEHIND = 10_000
 SCANNED = 5_000
 """Sessions that one page of a search looks at."""
 
-TOLD = tuple(
+ACTIVITY_TYPES = tuple(
     kind.type
     for kind in (
         ChildRestarted, InputRequested, ModelCallCompleted, ModelCallFailed, ModelCallReissued, RunAccepted,
@@ -107,7 +107,7 @@ def totals(connection: Connection, namespace: str) -> Totals:
 def activity(
     connection: Connection, namespace: str, cursors: dict[str, int] | None = None, limit: int = 1_000
 ) -> Activity:  # fmt: skip
-    """What happened since the last look, of the types `TOLD`.
+    """What happened since the last look, of the types `ACTIVITY_TYPES`.
 
     Args:
         cursors: what the last look returned, the place in each journal's own log; None begins with the latest events.
@@ -123,8 +123,8 @@ def activity(
             continue
         log = (EVENT.c.namespace == namespace, EVENT.c.writer == writer)
         some = select(EVENT).where(*log, EVENT.c.writer_seq > after, EVENT.c.writer_seq <= end)
-        told = some.where(EVENT.c.type.in_(TOLD)).order_by(EVENT.c.writer_seq)
-        events += [event_from_row(row).to_wire() for row in connection.execute(told).mappings()]
+        wanted = some.where(EVENT.c.type.in_(ACTIVITY_TYPES)).order_by(EVENT.c.writer_seq)
+        events += [event_from_row(row).to_wire() for row in connection.execute(wanted).mappings()]
     return Activity(found, events)
 
 

@@ -347,7 +347,7 @@ def active_sessions(
     frame_id: str | None = None,
     may_be_ready: bool = False,
 ) -> list[ActiveSession]:
-    """Sessions with work to do, for a node service that takes them up, the one that was written longest ago first.
+    """Sessions with work to do, for a node service that takes them over, the one that was written longest ago first.
 
     Args:
         nodes, session_ids, frame_id: only those at home there, only these, only those in that frame.

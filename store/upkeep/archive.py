@@ -302,9 +302,9 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False, trust_code:
         row = session["session"]
         if row["children_open"] and row["session_id"] not in parents:
             raise InvalidArchive("it waits for sub-agents that are not in the archive: export it with --tree")
-    if missing := _untold(archive):
+    if missing := _unreported(archive):
         raise InvalidArchive(
-            f"{missing[0]} has not been told of the end of its sub-agent {missing[1]}, which is not in the archive: "
+            f"{missing[0]} does not know of the end of its sub-agent {missing[1]}, which is not in the archive: "
             "export it with --tree",
             session_id=missing[0],
         )
@@ -319,7 +319,7 @@ def load(tx: Transaction, archive: Archive, *, resume: bool = False, trust_code:
     return True
 
 
-def _untold(archive: Archive) -> tuple[str, str] | None:
+def _unreported(archive: Archive) -> tuple[str, str] | None:
     """A session, and a sub-agent that it has started and heard no end of, if that is not in the archive: one in the
     background that is at work, or one that was given up."""
     known = {session["session"]["session_id"] for session in archive.sessions}
@@ -344,9 +344,9 @@ def _refuse_code(tx: Transaction, archive: Archive) -> None:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InvalidArchive(f"the specification of a session is malformed: {type(error).__name__}: {error}") from None
     if found:
-        told = [(f"session {name}: " if name else "") + ", ".join(items) for name, items in found.items()]
-        more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
-        raise UntrustedCode(f"the archive brings {'; '.join(told[:SHOWN])}{more}", details={"code": found})
+        lines = [(f"session {name}: " if name else "") + ", ".join(items) for name, items in found.items()]
+        more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+        raise UntrustedCode(f"the archive brings {'; '.join(lines[:SHOWN])}{more}", details={"code": found})
 
 
 def _remove_first(row: SessionRow) -> dict[str, str]:
@@ -383,7 +383,7 @@ def _insert(tx: Transaction, archive: Archive) -> None:
                 background=0,
             )  # fmt: skip
         row["accounts"] = budgets.written(item for item in budgets.owners(row.get("accounts")) if item[0] in known)
-        row["wait_holder"] = ""  # whoever takes up a wait for a model issues the call again
+        row["wait_holder"] = ""  # whoever takes over a wait for a model issues the call again
         _rows(tx, SESSION, [row])
         for name, table in PARTS.items():
             rows = session[name]

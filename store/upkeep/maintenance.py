@@ -25,7 +25,7 @@ from ..operations import presence
 from ..reads.queries import owner as owner_of
 
 Progress = Callable[[int, int], None]
-"""Told how much of how much is done."""
+"""Called with how much of how much is done."""
 
 PAGES_AT_ONCE = 2_000
 
@@ -166,7 +166,7 @@ def _copy_sqlite(database: Database, target: Path, progress: Progress) -> None:
         closing(sqlite3.connect(database.dsn.removeprefix("sqlite:///"), timeout=20)) as source,
         closing(sqlite3.connect(target)) as copy,
     ):
-        # Otherwise every commit of another process would make it begin anew. Writers are not held up by it.
+        # Otherwise every commit of another process would make it start over. Writers are not held up by it.
         source.isolation_level = None
         source.execute("BEGIN")
         source.execute("SELECT 1 FROM sqlite_master").fetchone()

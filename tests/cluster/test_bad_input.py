@@ -50,7 +50,7 @@ def lives(stage: Stage, session: Any) -> None:
 
 
 def test_unknown_session_and_run(stage: Stage) -> None:
-    """An id that nobody knows is told by name, wherever it is used."""
+    """The error for an unknown id names it, wherever it is used."""
     ghost = stage.cluster.session("ghost")
     for use in (ghost.info, ghost.messages, ghost.events, ghost.tree, lambda: ghost.send("hello"), ghost.cancel):
         with pytest.raises(UnknownSession, match="ghost"):
@@ -91,14 +91,14 @@ def test_wrong_dsn() -> None:
 
 
 def test_store_not_reachable(ray_cluster: str) -> None:
-    """Nobody listens at the address: told within the timeout, without the password."""
+    """Nobody listens at the address: an error within the timeout, without the password."""
     with pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1") as caught:
         Cluster.connect("postgresql://me:hunter2@127.0.0.1:9/db", timeout=10)
     assert "hunter2" not in str(caught.value)
 
 
 def test_ray_not_reachable(ray_cluster: str, tmp_path: Path) -> None:
-    """An address without a Ray cluster is told as that."""
+    """The error for an address without a Ray cluster says so."""
     source = """
 import json
 from understudy import Cluster
@@ -137,7 +137,7 @@ def test_endpoint_that_refuses(stage: Stage) -> None:
 
 
 def test_tool_that_raises(stage: Stage) -> None:
-    """The model is told the error; the process and the session live on."""
+    """The model receives the error; the process and the session live on."""
 
     @tool
     def broken() -> str:
@@ -151,7 +151,7 @@ def test_tool_that_raises(stage: Stage) -> None:
 
 
 def test_tool_that_kills_its_process(stage: Stage) -> None:
-    """A segmentation fault or an exit in a tool costs its process; the run goes on and the model is told."""
+    """A segmentation fault or an exit in a tool costs its process; the run goes on and the model learns of it."""
 
     @tool
     def deadly() -> str:
@@ -224,7 +224,7 @@ def test_tool_that_returns_ten_megabytes(stage: Stage) -> None:
 
 
 def test_model_that_asks_for_a_tool_that_does_not_exist(stage: Stage) -> None:
-    """It is told so, and which tools there are."""
+    """It receives an error that says so, and which tools there are."""
     session = stage.spawn()
     result = session.send(call("teleport", where="home")).result(PATIENCE)
     assert result.ok
@@ -234,7 +234,7 @@ def test_model_that_asks_for_a_tool_that_does_not_exist(stage: Stage) -> None:
 
 
 def test_model_that_writes_unreadable_arguments(stage: Stage) -> None:
-    """Nothing is executed, and the model is told what is wrong."""
+    """Nothing is executed, and the model receives what is wrong."""
     session = stage.spawn()
     result = session.send("call act {not json").result(PATIENCE)
     assert "not valid JSON" in result.text

@@ -130,10 +130,10 @@ async def test_a_crash_shows_live_in_the_browser_and_at_the_terminal(
         agents = [AgentSpec(name=name, **child) for name in ("reader", "writer")]
         lead = AgentSpec(name="lead", model="m", profile=stage.profile, tools=["spawn_agent"], agents=agents)
         session = stage.cluster.spawn(lead, session_id="survey")
-        with console("--port", "0") as (process, told):
+        with console("--port", "0") as (process, printed):
             terminal = Terminal(*UNDERSTUDY, "top")
             try:
-                await follow_a_crash(stage, session, told["url"], terminal, tmp_path)
+                await follow_a_crash(stage, session, printed["url"], terminal, tmp_path)
                 # The supervisor is killed under both: they go on, and show the next one.
                 (supervisor,) = stage.pids("supervisor")
                 kill(supervisor)
@@ -148,8 +148,8 @@ async def test_a_crash_shows_live_in_the_browser_and_at_the_terminal(
                 terminal.close()
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE) == 130
-            wait_until(lambda: gone(told["pid"]), "the console's end")
-            assert not answers(told["url"])
+            wait_until(lambda: gone(printed["pid"]), "the console's end")
+            assert not answers(printed["url"])
         assert stage.cluster.services()
         stage.cluster.shutdown()
 
@@ -196,7 +196,7 @@ def test_a_console_that_was_left_running_acts_with_its_token_and_ends_with_the_s
     ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It serves on after its command, its token is nowhere to be seen, its port is taken, and `down` ends it. Commands
-    that look at the same services tell what they were started with that the environment says otherwise."""
+    that look at the same services report the settings these were started with where the environment differs."""
     dsn = f"sqlite:///{tmp_path}/store.db"
     token = "a-token-of-the-tests-0123456789"
     monkeypatch.setenv("UNDERSTUDY_STORE", dsn)
@@ -208,11 +208,11 @@ def test_a_console_that_was_left_running_acts_with_its_token_and_ends_with_the_s
             subprocess.Popen([*UNDERSTUDY, *line.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             for line in lines
         ]
-        told = [process.communicate(timeout=PATIENCE) for process in begun]
-        assert not any(token in text for texts in told for text in texts)
+        outputs = [process.communicate(timeout=PATIENCE) for process in begun]
+        assert not any(token in text for texts in outputs for text in texts)
         return [
             subprocess.CompletedProcess(process.args, process.returncode, *texts)
-            for process, texts in zip(begun, told, strict=True)
+            for process, texts in zip(begun, outputs, strict=True)
         ]
 
     def command(line: str) -> subprocess.CompletedProcess[str]:
@@ -221,18 +221,18 @@ def test_a_console_that_was_left_running_acts_with_its_token_and_ends_with_the_s
 
     with staged(dsn, tmp_path / "stage") as stage:
         session = stage.spawn(session_id="s")
-        told = None
+        printed = None
         for port in ("8571", "8572", "8573"):  # one of them is free
             done = command(f"console --detach --json --port {port}")
-            told = json.loads(done.stdout)
+            printed = json.loads(done.stdout)
             if done.returncode == 0:
                 break
-        assert told is not None
-        url = told["url"]
+        assert printed is not None
+        url = printed["url"]
         assert answers(url)
         assert command(f"console --detach --port {port}").returncode == 1
-        environment = psutil.Process(told["pid"]).environ()
-        assert token not in " ".join([*psutil.Process(told["pid"]).cmdline(), *environment.values()])
+        environment = psutil.Process(printed["pid"]).environ()
+        assert token not in " ".join([*psutil.Process(printed["pid"]).cmdline(), *environment.values()])
 
         def post(secret: str) -> int:
             headers = {"content-type": "application/json", "authorization": f"Bearer {secret}"}
@@ -252,12 +252,12 @@ def test_a_console_that_was_left_running_acts_with_its_token_and_ends_with_the_s
         assert "understudy ● healthy" in shown.stdout
         assert json.loads(totals.stdout)["totals"]["sessions"] == 1
         assert json.loads(settings.stdout)["different_settings"] == []
-        monkeypatch.setenv("UNDERSTUDY_METRICS_PORT", "9")  # the services have another: who looks is told
+        monkeypatch.setenv("UNDERSTUDY_METRICS_PORT", "9")  # the services have another: commands report it
         up, doctor, readable = together("up --json", "doctor", "up")
-        for told_by in (up, doctor):
-            assert told_by.returncode == 0
-            assert "(this environment says 9)" in told_by.stdout
-            assert "UNDERSTUDY_METRICS_PORT=0" in told_by.stdout
+        for result in (up, doctor):
+            assert result.returncode == 0
+            assert "(this environment says 9)" in result.stdout
+            assert "UNDERSTUDY_METRICS_PORT=0" in result.stdout
         assert "they keep theirs until" in readable.stderr
         stage.cluster.shutdown()
         wait_until(lambda: not answers(url), "the console's end")

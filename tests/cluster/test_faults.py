@@ -71,7 +71,7 @@ def test_killed_before_its_batch_is_committed_takes_the_input_again(stage: Stage
     """An actor that dies between its activation and its first batch: the inbox row is still there."""
     session = stage.spawn()
     assert session.send("warm up").result(PATIENCE).ok
-    stage.settled(1)
+    stage.wait_for_standbys(1)
     frames = stage.frames()
     for pid in frames:
         kill(pid, signal.SIGSTOP)
@@ -144,7 +144,7 @@ def test_killed_with_a_process_that_its_tool_has_forked(stage: Stage, how: str, 
             child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
             child.start()
             pid = child.pid
-        else:  # as libraries in C do: nothing in Python is told
+        else:  # as libraries in C do: nothing in Python notices
             system = ctypes.CDLL(None)
             pid = system.fork()
             if not pid:
@@ -170,7 +170,7 @@ def test_killed_with_a_process_that_its_tool_has_forked(stage: Stage, how: str, 
 
 
 def test_killed_with_a_tool_started_tells_the_model_so(stage: Stage) -> None:
-    """A tool that may not run twice had its effect once; its outcome is unknown and the model is told."""
+    """A tool that may not run twice had its effect once; its outcome is unknown and the model learns that."""
     session = stage.spawn()
     run = session.send(call("act", name="slow"))
     wait_until(lambda: stage.effects() == ["slow"], "the tool runs")

@@ -46,7 +46,7 @@ ORDER = 'call refund {"order": "7"}'
 
 
 def start(directory: Path, environment: dict[str, str], text: str = ORDER) -> subprocess.Popen[str]:
-    """A driver that has connected and spawned, and sends its input once it is told to."""
+    """A driver that has connected and spawned, and sends its input once `go` lets it."""
     return driver(directory, DRIVER, str(directory / "effects"), text, environment=environment, stdin=subprocess.PIPE)
 
 

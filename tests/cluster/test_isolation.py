@@ -195,7 +195,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainHead]:
 
 
 def test_two_clusters_on_one_store(ray_cluster: str, postgres: str, head: Head, tmp_path: Path) -> None:
-    """The second is told `store_owned`; when the first stands still it takes over after the lease, and when the first
+    """The second gets `store_owned`; when the first stands still it takes over after the lease, and when the first
     goes on it is fenced: nothing is done twice."""
     with staged(postgres, tmp_path / "stage") as stage:
         code, message = _other(head, stage, tmp_path, "60")
@@ -243,7 +243,7 @@ def _other(head: Head, stage: Stage, directory: Path, timeout: str) -> list[str]
 
 def test_where_sessions_run(ray_cluster: str, tmp_path: Path) -> None:
     """Given an agent with a process of its own per activation, one with an environment of its own, one that wants what
-    no node has, and a killed one with wishes: each runs where it says, the third is told why it waits and holds up
+    no node has, and a killed one with wishes: each runs where it says, the third says why it waits and holds up
     nobody, and the last goes on under the same wishes.
     """
     folder = str(tmp_path)
@@ -267,7 +267,7 @@ def test_where_sessions_run(ray_cluster: str, tmp_path: Path) -> None:
         wait_until(lambda: not any(map(psutil.pid_exists, pids_in(answers))), "its processes have ended")
         greedy = stage.spawn(tools=[where], resources={"no-such-thing": 1})
         waits = greedy.send(call("where"))
-        wait_until(lambda: greedy.info().error, "it is told why it waits")
+        wait_until(lambda: greedy.info().error, "the reason why it waits")
         assert (greedy.info().error or {})["code"] == "unschedulable"
         with pytest.raises(DeadlineExceeded, match=r"has not ended after 0\.1 s: .*no-such-thing"):
             waits.result(0.1)
@@ -316,13 +316,13 @@ def ask(text, **fields):
 with Cluster.connect() as cluster:
     named = {"environment": ["DB_PASS", "LEDGER"], "runtime_env": {"env_vars": {"FLAVOR": "mint"}}}
     asks = ["call variables {}", 'call bash {"command": "env"}', 'call value {"name": "DB_PASS"}']
-    told = [ask(text, **fields).result(120, check=True).text for fields in ({}, named) for text in asks[:2]]
-    told.append(ask(asks[2], **named).result(120, check=True).text)
+    answers = [ask(text, **fields).result(120, check=True).text for fields in ({}, named) for text in asks[:2]]
+    answers.append(ask(asks[2], **named).result(120, check=True).text)
     waits = ask(asks[0], environment=["NO_SUCH_THING"])
     session = cluster.session(waits.session_id)
     while not session.info().error:
         time.sleep(0.05)
-    print(json.dumps([*told, session.info().error["message"]]))
+    print(json.dumps([*answers, session.info().error["message"]]))
     waits.cancel()
     cluster.shutdown()
 """
@@ -330,9 +330,9 @@ with Cluster.connect() as cluster:
 
 def test_tools_see_what_was_named_of_a_nodes_variables(head: PlainHead, tmp_path: Path) -> None:
     """Given a Ray whose environment holds credentials, then neither a tool nor a command of `bash` has one of them, but
-    those that its agent names, whose values are hidden in results; who names what is not there is told so."""
-    *told, value, missing = output(driver(tmp_path / "job", WHAT_TOOLS_SEE, environment=head.environment))
-    for text, own in zip(told, [set(), set(), *[{"DB_PASS", "LEDGER", "FLAVOR"}] * 2], strict=True):
+    those that its agent names, whose values are hidden in results; who names what is not there gets an error."""
+    *texts, value, missing = output(driver(tmp_path / "job", WHAT_TOOLS_SEE, environment=head.environment))
+    for text, own in zip(texts, [set(), set(), *[{"DB_PASS", "LEDGER", "FLAVOR"}] * 2], strict=True):
         assert {name for name in (*PASSWORDS, "LEDGER", "FLAVOR") if name in text} == own
         assert "PATH" in text
         assert "hunter2" not in text

@@ -90,9 +90,9 @@ class Place:
     def at_once(self, *commands: str, directory: Path | None = None) -> list[str]:
         """What commands say that are begun together; each must succeed."""
         begun = [self.head.begin(command, directory) for command in commands]
-        told = [process.communicate(timeout=2 * PATIENCE)[0] for process in begun]
-        assert [process.returncode for process in begun] == [0] * len(commands), told
-        return told
+        outputs = [process.communicate(timeout=2 * PATIENCE)[0] for process in begun]
+        assert [process.returncode for process in begun] == [0] * len(commands), outputs
+        return outputs
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_the_example(place: Place) -> None:
         done = place.head.shell(command, directory)
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         said.append(done.stdout)
-    first, again, _, listed, told, logs = said
+    first, again, _, listed, reported, logs = said
     for text in (first, again):
         assert "session buyer-pens, run pens\noffline: ordered 3 pen\n" in text
     for text in (first, again, logs):
@@ -134,7 +134,7 @@ def test_the_example(place: Place) -> None:
     assert place.orders() == ["3 pen"]
     assert "lamp-1" in listed
     assert str(place.ledger) in listed  # as docs/jobs.md warns: Ray shows what is in `env_vars`
-    assert "succeeded" in told
+    assert "succeeded" in reported
     assert logs.endswith("\nsession buyer-lamp, run lamp\noffline: lamp: 35 EUR\n")
     assert place.server.stats.requests == 4
     assert {request.headers["authorization"] for request in place.server.requests} == {f"Bearer {KEY}"}
@@ -150,8 +150,8 @@ def test_the_same_job_twice_at_once(place: Place, postgres: str) -> None:
     """Two submissions of one job at the same time, on PostgreSQL: both succeed alike, the work is done once."""
     ledger, before = place.directory / "once", place.server.stats.requests
     directory = place.job("twice", UNDERSTUDY_STORE=postgres, SHOP_LEDGER=str(ledger))
-    told = place.at_once(*[f"{SUBMIT} -- python driver.py twice {BUY}"] * 2, directory=directory)
-    assert all("offline: ordered 3 pen" in text for text in told)
+    outputs = place.at_once(*[f"{SUBMIT} -- python driver.py twice {BUY}"] * 2, directory=directory)
+    assert all("offline: ordered 3 pen" in text for text in outputs)
     assert ledger.read_text() == "3 pen\n"
     assert place.server.stats.requests == before + 2
     down = place.head.shell("understudy down --keep-ray --json", UNDERSTUDY_STORE=postgres)
@@ -235,8 +235,8 @@ def test_code_and_keys_outlive_the_job(place: Place) -> None:
             (directory / "scripts" / "helper.py").write_text(HELPER.replace("NAME", name))
             (directory / "scripts" / "family.py").write_text(FAMILY)
             jobs.append(place.head.begin(f"{SUBMIT} -- python scripts/family.py {name}", directory))
-        told = [process.communicate(timeout=2 * PATIENCE)[0] for process in jobs]
-        assert [process.returncode for process in jobs] == [0, 0], told
+        outputs = [process.communicate(timeout=2 * PATIENCE)[0] for process in jobs]
+        assert [process.returncode for process in jobs] == [0, 0], outputs
         supervisor = place.supervisor()
         for name in servers:
             [[child]] = place.rows("SELECT session_id FROM session WHERE parent_id = ?", f"lead-{name}")
@@ -270,12 +270,12 @@ def test_jobs_that_cannot_work(place: Place) -> None:
         # Without site-packages: as a cluster whose Python lacks Understudy.
         place.head.begin(f"{SUBMIT} -- python -S driver.py bare {ASK}", directory),
     ]
-    told = [process.communicate(timeout=2 * PATIENCE)[0] for process in begun]
-    nowhere, wrong, broken, inside, bare = told
-    assert [process.returncode != 0 for process in begun] == [True, True, False, True, True], told
+    outputs = [process.communicate(timeout=2 * PATIENCE)[0] for process in begun]
+    nowhere, wrong, broken, inside, bare = outputs
+    assert [process.returncode != 0 for process in begun] == [True, True, False, True, True], outputs
     assert "no/such" in nowhere
     assert "No module named 'no_such_module'" in wrong
-    assert "No module named 'no_such_library'" in broken  # the model was told, and repeats it
+    assert "No module named 'no_such_library'" in broken  # the model received it, and repeats it
     assert "Ray deletes" in inside
     assert "No module named 'understudy'" in bare
     assert place.sessions() - before == {"buyer-broken"}
@@ -295,13 +295,13 @@ def test_the_wrong_token(place: Place, variables: dict[str, str]) -> None:
         place.head.begin(f"env {unset} {command}", **given, **store)
         for command in ("understudy ps --json 2>/dev/null", "understudy doctor", "ray job submit -- true")
     ]
-    ps, doctor, _ = told = [process.communicate(timeout=PATIENCE)[0] for process in begun]
+    ps, doctor, _ = outputs = [process.communicate(timeout=PATIENCE)[0] for process in begun]
     assert time.monotonic() - since < 30  # a refused connection takes Ray 20 s, after the command has started
     assert json.loads(ps)["error"]["code"] == "invalid_auth_token"
     assert "~/.ray/auth_token" in doctor
     assert "wants a token" in doctor or "does not accept this token" in doctor
     assert all(process.returncode != 0 for process in begun)
-    assert not any(secret in text for secret in (TOKEN, "f" * 64) for text in told)
+    assert not any(secret in text for secret in (TOKEN, "f" * 64) for text in outputs)
 
 
 def test_everything_dies_after_the_job(place: Place) -> None:

@@ -345,7 +345,7 @@ def test_a_node_is_lost_and_another_joins(stage: Stage, second: list[SecondNode]
 
 
 def test_a_node_is_drained(stage: Stage, second: list[SecondNode], ray_cluster: str) -> None:
-    """Given a tool at work on the second node, when that is drained by hand, by what runs there, told to end by
+    """Given a tool at work on the second node, when that is drained by hand, by what runs there, ended by
     SIGTERM, or taken away by Ray with a notice, then the tool ends there, the next round is the other node's, and
     nothing is done twice."""
     here, there = homes(stage, second)

@@ -99,7 +99,7 @@ class RemoteNode:
         )
 
     def cut(self) -> None:
-        """Pull the cable: nothing arrives in either direction, and nobody is told."""
+        """Pull the cable: nothing arrives in either direction, and nobody is notified."""
         ip("link", "set", self._cable, "down")
 
     def heal(self) -> None:

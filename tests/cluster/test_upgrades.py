@@ -90,8 +90,8 @@ class Installation:
         for old in self._site.glob("understudy*"):
             shutil.rmtree(old)
         zipfile.ZipFile(self._wheel).extractall(self._site)
-        [told] = self._site.glob("understudy-*.dist-info/METADATA")
-        told.write_text(told.read_text().replace(f"\nVersion: {understudy.__version__}\n", f"\nVersion: {version}\n"))
+        [file] = self._site.glob("understudy-*.dist-info/METADATA")
+        file.write_text(file.read_text().replace(f"\nVersion: {understudy.__version__}\n", f"\nVersion: {version}\n"))
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_services_of_another_version_are_replaced_in_good_order(
     assert (folder / "begun").read_text() == "x"
 
 
-def told_by(up: subprocess.Popen[str]) -> dict[str, Any]:
+def printed_by(up: subprocess.Popen[str]) -> dict[str, Any]:
     """What `up --keep --json` prints before it stays, or as it fails."""
     assert up.stdout is not None
     found: dict[str, Any] = json.loads("".join(iter(up.stdout.readline, "}\n")) + "}")
@@ -228,7 +228,7 @@ def test_ups_that_say_different_things_end_no_services_of_each_other(
     store = stores["dsn"]
     ups = [kept(head, installation, store, 2)]
     try:
-        assert told_by(ups[0])["different_settings"] == []
+        assert printed_by(ups[0])["different_settings"] == []
         before = lasting(head, installation.python, store)
         refused = said(kept(head, installation, store, 3), 1)["error"]
         assert (refused["code"], "UNDERSTUDY_MAX_ACTORS=2" in refused["message"]) == ("conflict", True)
@@ -245,7 +245,7 @@ def test_ups_that_say_different_things_end_no_services_of_each_other(
         ups[0].send_signal(signal.SIGINT)
         ups[0].communicate(timeout=60)
         ups += [kept(head, installation, store, actors) for actors in (3, 4)]
-        first, second = sorted(map(told_by, ups[1:]), key=lambda told: "error" in told)
+        first, second = sorted(map(printed_by, ups[1:]), key=lambda document: "error" in document)
         assert (first["different_settings"], second["error"]["code"]) == ([], "conflict")
         ends, finds_ended = "UNDERSTUDY_MAX_ACTORS=2", "another command was ending them"  # each of the two may do both
         assert all(ends in text or text == finds_ended for text in first["replaced"])
@@ -286,7 +286,7 @@ def test_a_new_head_on_the_old_state_runs_the_new_version_with_its_settings(
     for kind, store in stores.items():
         up = kept(head, installation, store, 2)
         try:
-            assert told_by(up)["different_settings"] == []
+            assert printed_by(up)["different_settings"] == []
             services = running(head, installation.python, store)
             assert {name.split("/")[0] for name in services} >= {"supervisor", "node", "gateway"}
             (tmp_path / kind / "go").touch()

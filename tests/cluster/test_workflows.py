@@ -114,7 +114,7 @@ def test_changed_code_is_noticed_patched_and_mended(ray_cluster: str, tmp_path: 
     assert (folder / "flow.py.effects").read_text().split() == ["first", "new", "first", "new"]
 
 
-def told(*words: str) -> Any:
+def printed(*words: str) -> Any:
     """The JSON document of a command."""
     done = CliRunner().invoke(app, [*words, "--json"])
     assert done.exit_code == 0, done.output
@@ -132,8 +132,8 @@ def test_one_run_is_seen_everywhere(ray_cluster: str, tmp_path: Path) -> None:
             assert begin_review(cluster, place).ok
             session = cluster.session("s")
             steps = {event.call_id: event.tool for event in of(session.events(), ToolFinished)}
-            tree = told("tree", "s", "--store", dsn)
-            spans = told("trace", "s", "r", "--store", dsn)
+            tree = printed("tree", "s", "--store", dsn)
+            spans = printed("trace", "s", "r", "--store", dsn)
             [metrics] = [service.address for service in cluster.services() if service.role == "node"]
             scrape = urllib.request.urlopen(metrics, timeout=PATIENCE).read().decode()
             with console("--store", dsn, "--port", "0") as (_, said):

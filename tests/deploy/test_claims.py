@@ -49,7 +49,7 @@ def test_every_test_that_holds_a_promise_is_collected() -> None:
 
 
 def test_a_test_that_is_removed_is_missed() -> None:
-    """Given a claim whose test, module or simulated check is not there, or that has none left, then that is told."""
+    """Given a claim whose test, module or simulated check is not there, or that has none left, then it is reported."""
     found, made = claims.claims(), claims.promises()
     without = {one: tests for one, tests in found.tests.items() if one != "fence"}
     assert claims.problems(replace(found, tests=without), made) == [
@@ -62,7 +62,7 @@ def test_a_test_that_is_removed_is_missed() -> None:
     assert claims.problems(wrong, made) == ["sim-books: tests/simulation has no ending.Ending.gone"]
 
 
-def test_a_promise_without_an_id_and_an_unknown_id_are_told() -> None:
+def test_a_promise_without_an_id_and_an_unknown_id_are_reported() -> None:
     """Given another item or row in docs/guarantees.md, an id that is there twice, or a claim of an id that is gone."""
     text = claims.GUARANTEES.read_text()
     item = "- `send` is fast."

@@ -79,14 +79,14 @@ def test_alerts_lead_to_a_copy_of_their_page(tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """Given a file where the directory's parent should be, then the command says so, and fails."""
     (tmp_path / "file").touch()
     done = CliRunner().invoke(app, ["dashboards", str(tmp_path / "file" / "below")])
     assert (done.exit_code, done.stdout) == (1, "")
     assert "can't be written: Not a directory" in done.stderr
-    told = CliRunner().invoke(app, ["dashboards", str(tmp_path / "file" / "below"), "--json"])
-    assert json.loads(told.stdout)["error"]["code"] == "output_failed"
+    result = CliRunner().invoke(app, ["dashboards", str(tmp_path / "file" / "below"), "--json"])
+    assert json.loads(result.stdout)["error"]["code"] == "output_failed"
 
 
 def test_grafanas_own_types_lose_nothing(dashboard: Any) -> None:

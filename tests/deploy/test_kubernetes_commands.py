@@ -109,7 +109,7 @@ def test_a_clock_that_is_set_kills_nobody(hands: machinery.RayMachinery, monkeyp
     assert not hands.holder_is_dead(holder(hands, mine))
 
 
-def test_a_process_is_told_whatever_its_name(tmp_path: Path) -> None:
+def test_a_process_is_identified_whatever_its_name(tmp_path: Path) -> None:
     """Given a program whose name has spaces and parentheses, then it is known by the ticks at which it began."""
     program = tmp_path / ") S 1 (2 3"
     program.symlink_to(shutil.which("sleep") or "")

@@ -265,7 +265,7 @@ def test_an_overlay_as_documented_is_in_order(tmp_path: Path) -> None:
     assert network.passes(policies, head, "to", redis, 6379)
 
 
-def test_people_are_told_of_the_secret() -> None:
+def test_the_secret_is_documented() -> None:
     """The documentation has people make the Secret with each key that the manifests want."""
     for name, keys in PROVIDED.items():
         assert f"create secret generic {name}" in DOCUMENTATION

@@ -119,7 +119,7 @@ def test_every_imported_package_is_a_declared_dependency() -> None:
     assert sorted(missing) == []
 
 
-def test_the_command_tells_its_version() -> None:
+def test_the_command_prints_its_version() -> None:
     """`understudy --version` prints the version of the distribution, and nothing else."""
-    told = CliRunner().invoke(app, ["--version"])
-    assert (told.exit_code, told.output) == (0, f"{understudy.__version__}\n")
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"{understudy.__version__}\n")

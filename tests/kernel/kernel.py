@@ -141,7 +141,7 @@ class Kernel:
     """A cluster in one process, or one node of it.
 
     Attributes:
-        peers: the other nodes; one that is missing here can't be told anything.
+        peers: the other nodes; one that is missing here can't be notified of anything.
         profile: more of the model profile that all agents have.
         others: model profiles beside that one.
         telemetry: variables of `understudy.telemetry`; exporters read `os.environ` as well.
@@ -241,18 +241,18 @@ class Kernel:
             await self.service.frames.supply.demand(1.0)
 
     async def take_over(self, generation: int, nodes: list[str]) -> None:
-        """What a supervisor tells when it begins, and whenever a node has come or gone; then, which of the frames that
+        """What a supervisor sends when it begins, and whenever a node has come or gone; then, which of the frames that
         the service names are dead."""
         self.generation, self.nodes = generation, nodes
 
-        async def told(service: NodeService) -> None:  # also the next one
+        async def announce(service: NodeService) -> None:  # also the next one
             self._sent += 1
             await service.takeover.run(self.generation, self._sent, self.nodes)
             for frame_id in service.frames.named():
                 if frame_id not in self.workers:
                     await service.deaths.frame_died(frame_id, "process_died")
 
-        await self.remote(told)
+        await self.remote(announce)
 
     async def stop(self) -> None:
         await self.quiet()
@@ -277,7 +277,7 @@ class Kernel:
             self.check(*(row.session_id for row in rows))
 
     async def stop_frames(self) -> None:
-        """From now on nobody takes up what is accepted."""
+        """From now on nobody begins what is accepted."""
         await self._end_frames()
         self.service.frames.paging.slots.clear()
 
@@ -317,7 +317,7 @@ class Kernel:
             await asyncio.gather(*self._tasks)
 
     async def boot(self) -> None:
-        """Start the node service; nobody has told it anything yet."""
+        """Start the node service; nobody has sent it anything yet."""
         BACKGROUND.set(True)
         try:
             with nullcontext() if self.serves else patch(METRICS_SERVER, return_value=Mock(port=0)):
@@ -421,7 +421,7 @@ class Kernel:
     async def paused(self, session_id: str) -> list[dict[str, Any]]:
         """What the session asks, once it waits for a person and no frame holds it."""
         async with asyncio.timeout(STUCK_SECONDS):
-            while True:  # that it has left its frame is not told by any event
+            while True:  # no event says that it has left its frame
                 info = await self.info(session_id)
                 if info["status"] == "waiting_for_input" and info["frame_id"] is None:
                     found: list[dict[str, Any]] = await self.ask("read", "questions", [session_id], {})
@@ -429,9 +429,9 @@ class Kernel:
                 await asyncio.sleep(0.005)
 
     async def until_watched(self) -> None:
-        """Wait until a frame has asked to be told of an interruption of its tools, which a clock of its own decides."""
+        """Wait until a frame waits to be notified of an interruption of its tools, which a clock of its own decides."""
         async with asyncio.timeout(STUCK_SECONDS):
-            while not self.service.interrupts:  # noqa: ASYNC110 - no event tells of it
+            while not self.service.interrupts:  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.01)
 
     async def until(self, session_id: str, event_type: str, count: int = 1) -> list[dict[str, Any]]:
@@ -490,7 +490,7 @@ class Kernel:
             self.later(self._follow())
 
     async def replace_service(self) -> None:
-        """The node service dies; the next one has started, and has not been taken up."""
+        """The node service dies; the next one has started, and has not been taken over."""
         self._up.clear()
         self.node.kill()
         await self._follow(taken_over=False)
@@ -503,7 +503,7 @@ class Kernel:
             await self.take_over(self.generation, self.nodes)
 
     async def gateway_is_empty(self) -> None:
-        """Wait until the gateway holds no call: that it may forget one is told a moment later, and no event says so."""
+        """Wait until the gateway holds no call: it learns a moment later that it may forget one; no event says so."""
         async with asyncio.timeout(STUCK_SECONDS):
             while True:
                 if not self.gateway.calls.held:

@@ -96,7 +96,7 @@ async def test_a_rejected_call_is_refused_with_the_reason(kernel: k.Kernel, tmp_
 
 async def test_edited_arguments(kernel: k.Kernel, tmp_path: Path) -> None:
     """Arguments that don't fit are refused, and nothing has changed; those that do are what is executed, and the model
-    is told so. The history keeps its own."""
+    reads that it was. The history keeps its own."""
     await begin(kernel, [call(tmp_path / "wanted")], "done", tools=[pay])
     await kernel.paused("s")
     for wrong in ('{"path": 1}', "{", "[]", '{"path": "p", "text": "x", "more": 1}'):
@@ -269,7 +269,7 @@ async def test_a_hook_refuses_what_was_approved(kernel: k.Kernel, tmp_path: Path
 
 @pytest.mark.parametrize(("default", "executed"), [("reject", 0), ("approve", 1)])
 async def test_nobody_approves_in_time(kernel: k.Kernel, tmp_path: Path, default: str, executed: int) -> None:
-    """Given nobody is there, then the default of the specification is the decision, once; who comes late is told so."""
+    """Given nobody is there, then the default of the specification is the decision, once; a late answer is refused."""
     more = {"approve_timeout": 0.3, "approve_default": default}
     await begin(kernel, [call(tmp_path / "n")], "done", tools=[pay], **more)
     assert (await kernel.end("s"))["status"] == "completed"

@@ -236,7 +236,7 @@ async def test_a_sub_agent_of_the_background_goes_on_alone(
     store: str, beside: str, tmp_path: Path, lifecycle: Any
 ) -> None:
     """A sub-agent in the background that is imported without its parent is a root like any other: its task ends, it
-    takes inputs, and nobody is told of their ends. Its parent is not imported without it, and the error says how."""
+    accepts inputs, and nobody is notified of their ends. Its parent is not imported without it; the error says how."""
     scout = AgentSpec(name="scout", instructions="You scout.", lifecycle=lifecycle)
     spec = AgentSpec(
         name="lead", model="offline", tools=["agents"], agents=[scout],

@@ -86,8 +86,8 @@ async def test_a_question_pauses_the_run_and_holds_no_process(kernel: k.Kernel) 
     assert await kernel.ask("answer", "s", "r/1/0", "ok", "blue", 1) is True
     run = await kernel.end("s")
     assert (run["status"], run["text"], await kernel.results()) == ("completed", "done", ["blue"])
-    told = [event for event in await kernel.events("s") if event["type"].startswith("input_")]
-    assert [(event["type"], event["data"]["call_id"]) for event in told] == [
+    events = [event for event in await kernel.events("s") if event["type"].startswith("input_")]
+    assert [(event["type"], event["data"]["call_id"]) for event in events] == [
         ("input_requested", "r/1/0"), ("input_received", "r/1/0"),
     ]  # fmt: skip
     assert (await kernel.info("s"))["restarts"] == 0
@@ -129,7 +129,7 @@ async def test_two_questions_at_once(kernel: k.Kernel) -> None:
 
 @pytest.mark.parametrize("arguments", ["{broken", {}, {"prompt": " "}, {"prompt": "x", "options": "y"}, [1]])
 async def test_a_question_that_makes_no_sense(kernel: k.Kernel, arguments: Any) -> None:
-    """The model is told what is wrong with it, and nobody is asked."""
+    """The model reads what is wrong with it, and nobody is asked."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     await begin(kernel, [("request_user_input", text)], "done")
     assert (await kernel.end("s"))["status"] == "completed"
@@ -137,7 +137,7 @@ async def test_a_question_that_makes_no_sense(kernel: k.Kernel, arguments: Any) 
 
 
 async def test_a_question_beside_a_child(kernel: k.Kernel) -> None:
-    """A session that asks while its child works takes the child's result when it comes, and goes on waiting."""
+    """A session that asks while its child works gets the child's result when it comes, and goes on waiting."""
     child = k.spec(name="worker", hash="worker")
     spawn = ("spawn_agent", {"agent": "worker", "task": "dig"})
     await begin(kernel, [QUESTION, spawn], "done", tools=["spawn_agent"], agents={"worker": child})
@@ -257,8 +257,8 @@ def program(kernel: k.Kernel, on_the_way: Callable[[], Awaitable[Any]], session_
 @pytest.mark.parametrize("same", [True, False])
 async def test_an_answer_is_for_no_question_that_was_asked_after_it(kernel: k.Kernel, same: bool) -> None:
     """Given a call in doubt that another person has let run again, when somebody who saw that question answers it too,
-    and the call asks anew before that arrives, then it counts as an answer to the first question: the same, or another.
-    """
+    and the call asks again before that arrives, then it counts as an answer to the first question: the same
+    or another."""
 
     async def dies(asked: int) -> None:
         holder = kernel.holder("s")
@@ -351,7 +351,7 @@ async def test_the_wait_is_ended(kernel: k.Kernel, how: str, answered: bool) -> 
         assert (await kernel.end("s", "r2"))["status"] == "completed"
 
 
-async def test_an_answer_is_told_although_the_run_is_cancelled_behind_it(
+async def test_an_answer_is_kept_although_the_run_is_cancelled_behind_it(
     kernel: k.Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given an answer that was accepted, when the run is cancelled and the process dies that had begun with it, then

@@ -42,7 +42,7 @@ async def identified(
     at: OfflineServer | None = None,
 ) -> str:  # fmt: skip
     """Wait until the store knows the id of the response that the session waits for in a round, which is none of those
-    before, and so many responses were fetched; returns the id. No event tells of it.
+    before, and so many responses were fetched; returns the id. No event reports it.
 
     Args:
         at: the endpoint that makes the response, if not the kernel's.
@@ -139,9 +139,9 @@ async def test_a_death_during_a_response_pays_nothing_again(
     assert (len(again), of) == (ROUNDS, {("spare", "other") if maker == "a fallback" else ("offline", "offline")})
 
 
-async def test_a_response_that_the_endpoint_does_not_have_any_more_is_made_anew(store: str, tmp_path: Path) -> None:
-    """Given a response that can't be fetched any more, when its gateway dies twice, then it is made anew each time, and
-    what that took is counted as paid again."""
+async def test_a_response_that_the_endpoint_does_not_have_any_more_is_made_again(store: str, tmp_path: Path) -> None:
+    """Given a response that can't be fetched any more, when its gateway dies twice, then it is made again each time,
+    and what that took is counted as paid again."""
     with OfflineServer(faults=Faults(lost_ids=1.0)) as server:
         async with k.running(store, tmp_path, frames=1, server=server, profile=BACKGROUND) as kernel:
             server.hold()

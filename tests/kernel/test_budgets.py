@@ -192,10 +192,10 @@ limits = st.lists(
     st.tuples(st.integers(0, 2), st.sampled_from(["tokens", "cost", "rounds"]), st.integers(1, 3_000)), max_size=5
 )
 asks = st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(1, 300))
-settlements = st.tuples(st.integers(0, 5), st.integers(0, 100), st.booleans())
+outcomes = st.tuples(st.integers(0, 5), st.integers(0, 100), st.booleans())
 
 
-@given(limits, st.lists(asks | settlements, max_size=60), st.booleans())
+@given(limits, st.lists(asks | outcomes, max_size=60), st.booleans())
 def test_no_account_is_overdrawn(
     given_limits: list[tuple[int, str, int]], moves: list[tuple[int, int, Any]], honest: bool
 ) -> None:
@@ -318,7 +318,7 @@ async def test_without_a_budget_no_statement_is_about_one(store: str, tmp_path: 
 
 @pytest.mark.conformance
 async def test_every_scope_ends_a_run_and_is_named(kernel: k.Kernel) -> None:
-    """Rounds of a run start anew with the next one, those of a session don't; the error names what refused."""
+    """Rounds of a run start at zero with the next one, those of a session don't; the error names what refused."""
     compiled = k.spec(
         k.script(*calls(9)), [add], budget=[{"scope": "run", "rounds": 2}, {"scope": "session", "rounds": 3}]
     )
@@ -438,11 +438,11 @@ async def test_time_that_is_over_allows_no_call(kernel: k.Kernel) -> None:
 
 @pytest.mark.conformance
 async def test_more_sub_agents_than_allowed(kernel: k.Kernel) -> None:
-    """Those beyond the limit are not started; the model is told why, and the run goes on."""
+    """Those beyond the limit are not started; the model reads why, and the run goes on."""
     run = await kernel.run("s", lead(spawns(5), spawns(1), "done", child=k.spec(name="w"), budget=[{"children": 3}]))
     assert (run["status"], run["text"], len(await tree(kernel))) == ("completed", "done", 3)
-    told = await kernel.results()
-    assert [text.startswith("no sub-agent was started: the budget of 3 children") for text in told] == [
+    results = await kernel.results()
+    assert [text.startswith("no sub-agent was started: the budget of 3 children") for text in results] == [
         False, False, False, True, True, True,
     ]  # fmt: skip
     assert accounts(kernel) == {"tree children": (3, 0, 3, 0)}
@@ -458,7 +458,7 @@ async def fatal() -> str:
 
 
 async def test_a_refusal_outlives_the_deaths_of_its_round(kernel: k.Kernel) -> None:
-    """Given a sub-agent that was refused and a tool that is given up beside it, the model is told the refusal's reason,
+    """Given a sub-agent that was refused and a tool that is given up beside it, the model reads the refusal's reason,
     nothing of it is left, and the run's next wait costs no commits."""
     asks = [("request_user_input", {"prompt": "Go on?"})]
     replies = ([*spawns(1), ("fatal", {})], asks, "done")

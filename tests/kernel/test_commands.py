@@ -1,4 +1,4 @@
-"""Commands in the background: real processes, each started once, its end told once, and none left, whatever dies."""
+"""Commands in the background: real processes, each started once, its end reported once, none left, whatever dies."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def pause(seconds: float) -> tuple[str, dict[str, Any]]:
     return "wait", {"seconds": seconds}
 
 
-async def told(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    """What the session's model was told of the ends of commands, in order."""
+async def reports(kernel: k.Kernel, session_id: str = "s") -> list[str]:
+    """The messages that reported the ends of commands to the session's model, in order."""
     return [m["content"] for m in await kernel.messages(session_id) if m.get("origin") == COMMAND]
 
 
@@ -90,7 +90,7 @@ async def states(kernel: k.Kernel, session_id: str = "s") -> dict[str, str]:
 
 
 async def heard(kernel: k.Kernel, job: str, session_id: str = "s") -> dict[str, Any]:
-    """The run by which the session is told of the end of a command, once it has ended."""
+    """The run that reports the end of a command to the session, once it has ended."""
     count = 1
     while (await states(kernel, session_id)).get(job, "started") == "started":
         await kernel.until(session_id, "command_ended", count)
@@ -110,7 +110,7 @@ def runner(kernel: k.Kernel) -> dict[str, int]:
     return found
 
 
-async def test_a_command_outlives_its_run_and_its_end_is_told(kernel: k.Kernel, tmp_path: Path) -> None:
+async def test_a_command_outlives_its_run_and_its_end_is_reported(kernel: k.Kernel, tmp_path: Path) -> None:
     """Given a command that goes on, when it was started, then the call has its result at once and the run ends; the
     command's end begins another run, with the exit code and the end of the output."""
     os.mkfifo(tmp_path / "go")
@@ -121,7 +121,7 @@ async def test_a_command_outlives_its_run_and_its_end_is_told(kernel: k.Kernel, 
     (tmp_path / "go").write_text("\n")
     news = await heard(kernel, job())
     assert (news["status"], news["source"]) == ("completed", COMMAND)
-    [text] = await told(kernel)
+    [text] = await reports(kernel)
     assert text == (
         f"Command {job()} has ended (exit code 3): waiter: echo hello; read _ < go; exit 3\n"
         "The end of its output:\nhello\n"
@@ -131,7 +131,7 @@ async def test_a_command_outlives_its_run_and_its_end_is_told(kernel: k.Kernel, 
 
 async def test_output_is_read_on_and_waited_for(kernel: k.Kernel, tmp_path: Path) -> None:
     """Given a command that writes twice, when a model reads, waits and reads on, then it has each part once; the list
-    of jobs has the command, and a stopped one ends with its group and is told."""
+    of jobs has the command, and a stopped one ends with its group and is reported."""
     command = "echo one; read _ < go; echo two; sleep 1000 & sleep 1000"
     os.mkfifo(tmp_path / "go")
     calls = [read(job(), wait=20)], [read(job(), after=4, wait=0)], [read(job(), after=4, wait=20)], [("list_jobs", {})]
@@ -155,12 +155,12 @@ async def test_a_command_that_does_not_listen_is_ended_by_force(kernel: k.Kernel
     stops = [("stop_job", {"job": job(), "grace": 0.2})], [("stop_job", {"job": job()})]
     await begin(kernel, tmp_path, [start(deaf)], [read(job(), wait=20)], *stops, "ok")
     await heard(kernel, job())
-    assert (await told(kernel))[0].startswith(f"Command {job()} was stopped (signal 9)")
+    assert (await reports(kernel))[0].startswith(f"Command {job()} was stopped (signal 9)")
 
 
 async def test_a_cancel_stops_what_the_run_has_started(kernel: k.Kernel, tmp_path: Path) -> None:
     """Given commands of a run that has ended and of one that is cancelled, then only those of the latter are stopped,
-    and the session is not told; when it is closed, the others are stopped as well, and their files go."""
+    and the session is not notified; when it is closed, the others are stopped as well, and their files go."""
     await begin(kernel, tmp_path, [start(SLEEPER)], "ok", [start(SLEEPER)], [pause(3600)], "never")
     await kernel.end("s")
     await kernel.send("s", run_id="second")
@@ -173,13 +173,13 @@ async def test_a_cancel_stops_what_the_run_has_started(kernel: k.Kernel, tmp_pat
     await kernel.ask("close", "s", "done")
     await kernel.until("s", "command_ended", 2)
     assert await states(kernel) == {job(): "stopped", second: "stopped"}
-    assert await told(kernel) == []
+    assert await reports(kernel) == []
     kernel.check()
 
 
 async def test_no_more_than_a_session_may_have(kernel: k.Kernel, tmp_path: Path) -> None:
-    """Given as many commands as a session may have, when it starts another one, then it is told so, and none begins;
-    what can't be started is told as well."""
+    """Given as many commands as a session may have, when it starts another one, then that is refused, and none begins;
+    what can't be started is refused as well."""
     calls = [start(SLEEPER) for _ in range(MOST_COMMANDS)]
     await begin(kernel, tmp_path, calls, [start("echo more"), start(" ")], "ok", parallel_tools=1)
     await kernel.end("s")
@@ -192,7 +192,7 @@ async def test_no_more_than_a_session_may_have(kernel: k.Kernel, tmp_path: Path)
 async def test_two_calls_are_never_one_command(
     kernel: k.Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given two calls whose commands would have the same id, when both start one, then the second is told so."""
+    """Given two calls whose commands would have the same id, when both start one, then the second is refused."""
     monkeypatch.setattr(commands, "job_identifier", lambda _call_id: "command-same")
     await begin(kernel, tmp_path, [start("true")], [start("echo more")], "ok")
     await kernel.end("s")
@@ -206,7 +206,7 @@ async def test_two_calls_are_never_one_command(
 @pytest.mark.parametrize("victim", ["frame", "node"])
 async def test_a_death_at_every_point(store: str, tmp_path: Path, victim: str) -> None:
     """Given a session that starts, reads and stops commands, when a frame or the node service dies at one of many
-    points, then each command begins once, its end is told once, and the transcript is that without a death."""
+    points, then each command begins once, its end is reported once, and the transcript is that without a death."""
     problems = []
     async with k.running(store, tmp_path) as kernel:
         wanted = await _life(kernel, "clean", tmp_path)
@@ -230,7 +230,7 @@ async def test_a_death_at_every_point(store: str, tmp_path: Path, victim: str) -
 
 async def _life(kernel: k.Kernel, session_id: str, directory: Path) -> tuple[Any, ...]:
     """What comes of a session that starts two commands and stops one: its results, how often each command has begun,
-    and what it was told."""
+    and which ends were reported to it."""
     short, long = f"echo short >> {session_id}.begun; echo done", f"echo long >> {session_id}.begun; {SLEEPER}"
     calls = [start(short), start(long)], [read(job(index=1), wait=20)], [("stop_job", {"job": job(index=1)})]
     await kernel.spawn(session_id, agent(directory, *calls, "ok"))
@@ -241,12 +241,12 @@ async def _life(kernel: k.Kernel, session_id: str, directory: Path) -> tuple[Any
         await heard(kernel, job(index=index), session_id)
     begun = (directory / f"{session_id}.begun").read_text().split()
     said = [re.sub(r"[0-9.]+ seconds?", "N", text) for text in await kernel.results(session_id)]
-    return said, sorted(begun), sorted(text.splitlines()[0].split(":")[0] for text in await told(kernel, session_id))
+    return said, sorted(begun), sorted(text.splitlines()[0].split(":")[0] for text in await reports(kernel, session_id))
 
 
 async def test_twenty_kills(kernel: k.Kernel, tmp_path: Path) -> None:
     """Given commands at work, when frames and node services are killed twenty times meanwhile, then each command was
-    started once, goes on, and is stopped and told once in the end."""
+    started once, goes on, and is stopped and reported once in the end."""
     chosen, count = random.Random(7), 4
     commands = [start(f"echo {number} >> begun; {SLEEPER}") for number in range(count)]
     stops = [("stop_job", {"job": job(index=index)}) for index in range(count)]
@@ -266,12 +266,14 @@ async def test_twenty_kills(kernel: k.Kernel, tmp_path: Path) -> None:
         await heard(kernel, job(index=index))
     assert sorted((tmp_path / "begun").read_text().split()) == [str(number) for number in range(count)]
     assert await states(kernel) == {job(index=index): "stopped" for index in range(count)}
-    assert sorted(text.split()[1] for text in await told(kernel)) == sorted(job(index=index) for index in range(count))
+    assert sorted(text.split()[1] for text in await reports(kernel)) == sorted(
+        job(index=index) for index in range(count)
+    )
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "none"])
 async def test_a_runner_that_is_killed_takes_its_command_along(kernel: k.Kernel, tmp_path: Path, backend: str) -> None:
-    """Given a command whose runner is killed, then the command ends, is lost, and the session is told so."""
+    """Given a command whose runner is killed, then the command ends, is lost, and the session is notified."""
     sandbox = {"backend": backend}
     await begin(kernel, tmp_path, [start("echo begun; sleep 1000")], [read(job(), wait=20)], "ok", sandbox=sandbox)
     await kernel.end("s")
@@ -280,7 +282,7 @@ async def test_a_runner_that_is_killed_takes_its_command_along(kernel: k.Kernel,
     sleeper = os.pidfd_open(found.children(recursive=True)[-1].pid)
     found.kill()
     await heard(kernel, job())
-    [text] = await told(kernel)
+    [text] = await reports(kernel)
     assert text.startswith(f"Command {job()} is lost: what ran it was killed: ")
     assert text.endswith("\nThe end of its output:\nbegun\n")
     ended = asyncio.Event()
@@ -313,13 +315,13 @@ async def test_a_pid_that_is_used_again_is_not_signalled(kernel: k.Kernel, tmp_p
 
 
 async def test_a_lost_node_loses_its_commands(kernel: k.Kernel, tmp_path: Path) -> None:
-    """Given a command of a node that has no service any more, when another node takes up, then it is lost, and the
-    session is told so once."""
+    """Given a command of a node that has no service any more, when another node takes over, then it is lost, and the
+    session is notified once."""
     await begin(kernel, tmp_path, [start(SLEEPER)], "ok")
     await kernel.end("s")
     await kernel.service.journal.submit(lambda tx: commands.lost(tx, ["another"]))
     await heard(kernel, job())
-    assert (await told(kernel))[0].startswith(f"Command {job()} is lost: nothing is known of its end")
+    assert (await reports(kernel))[0].startswith(f"Command {job()} is lost: nothing is known of its end")
     assert await kernel.service.journal.submit(lambda tx: commands.lost(tx, ["another"])) == 0
     kernel.check()
 
@@ -327,7 +329,7 @@ async def test_a_lost_node_loses_its_commands(kernel: k.Kernel, tmp_path: Path) 
 async def test_another_node_of_the_machine_takes_over(
     store: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given commands at work and one that has ended, when Ray is started anew, so that the node has another id, then
+    """Given commands at work and one that has ended, when Ray is restarted, so that the node has another id, then
     those go on, are read and stopped, and are not lost, also when their own node is missed for long; what the other one
     has written can be read."""
     monkeypatch.setattr(commands_of_nodes, "GONE_SECONDS", 0.5)
@@ -359,7 +361,7 @@ async def test_another_node_of_the_machine_takes_over(
         await asyncio.to_thread((tmp_path / "go").write_text, "\n")
         await heard(after, job())
         assert await states(after) == {job(): "ended", job(1): "stopped", job(2): "ended"}
-        assert (await told(after))[-1].endswith("The end of its output:\none\ntwo\n")
+        assert (await reports(after))[-1].endswith("The end of its output:\none\ntwo\n")
         assert (tmp_path / "begun").read_text() == "again\n"
     finally:
         await after.stop()
@@ -407,7 +409,7 @@ async def test_what_nobody_takes_over_is_lost(
         assert await states(after) == {job(): "started"}
         await heard(after, job())
         assert await states(after) == {job(): "lost"}
-        assert (await told(after))[0].endswith("\nread_command reads what is left of its output.")
+        assert (await reports(after))[0].endswith("\nread_command reads what is left of its output.")
     finally:
         await after.stop()
 

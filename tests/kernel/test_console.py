@@ -1,4 +1,4 @@
-"""The console's server: who may do what, what is told, and that streams have no gap, no repetition and no queue."""
+"""The console's server: who may do what, what is shown, and that streams have no gap, no repetition and no queue."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_without_a_token_it_reads_and_never_acts(tmp_path: Path) -> None:
         assert len(source.asked) == before
 
 
-async def test_with_a_token_nothing_is_told_or_done_without_it(tmp_path: Path) -> None:
+async def test_with_a_token_nothing_is_shown_or_done_without_it(tmp_path: Path) -> None:
     """No header, a wrong one, a wrong cookie: 401 everywhere; the page's own files, the health and `me` need none."""
     async with console(tmp_path, TOKEN) as (kernel, source, client):
         await kernel.spawn("s", k.spec(""))
@@ -182,7 +182,7 @@ async def test_another_sites_page_keeps_nobody_busy(tmp_path: Path) -> None:
 async def test_a_stream_ends_with_the_cookie_that_it_was_opened_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has logged out is told nothing more, on pages that are still open."""
+    """Who has logged out receives nothing more, on pages that are still open."""
     monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.2)
     async with console(tmp_path, TOKEN) as (kernel, _, client):
         await kernel.spawn("s", k.spec(""))
@@ -210,7 +210,7 @@ async def test_nonsense_is_refused_and_traces_back_nowhere(tmp_path: Path, caplo
 
 
 async def test_what_nobody_expected_is_an_answer_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An error of ours is told by its kind alone, with the headers of every answer; the log has the rest."""
+    """An error of ours is reported by its kind alone, with the headers of every answer; the log has the rest."""
     async with console(tmp_path) as (_, source, client):
         source.problem = KeyError("what the store holds")
         answer = await client.get("/api/sessions")
@@ -338,12 +338,12 @@ async def test_approvals_from_the_page(tmp_path: Path) -> None:
         assert len(await kernel.paused("s")) == 2
         assert (await post({"decisions": decisions}, BEARER)).json() == {"done": ["r/1/0", "r/1/1"]}
         assert (await kernel.end("s"))["text"] == "thanks"
-        told = [message["content"] for message in await kernel.messages("s") if message["role"] == "tool"]
-        assert told[1] == "not executed: it was not approved: no"
+        results = [message["content"] for message in await kernel.messages("s") if message["role"] == "tool"]
+        assert results[1] == "not executed: it was not approved: no"
 
 
 @pytest.mark.thorough
-async def test_what_is_not_there_or_makes_no_sense_is_told(tmp_path: Path) -> None:
+async def test_what_is_not_there_or_makes_no_sense_is_an_error_with_its_reason(tmp_path: Path) -> None:
     """Unknown sessions and runs are 404, numbers that are none 400, a store that is away 503, with the reason."""
     async with console(tmp_path) as (kernel, source, client):
         await kernel.run("s", k.spec(""))
@@ -403,7 +403,7 @@ async def test_a_trace_that_is_drawn_in_part_says_so(
 async def test_a_viewer_who_was_cut_off_goes_on_without_gap_or_repetition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut off after any event: with its id the rest comes, by header or query; with an unknown id all comes anew."""
+    """Cut off after any event: with its id the rest comes, by header or query; with an unknown id all comes again."""
     monkeypatch.setattr(live, "AT_ONCE", 2)
     async with console(tmp_path) as (kernel, _, client):
         await kernel.run("s", k.spec(""))
@@ -425,8 +425,8 @@ async def test_a_viewer_who_was_cut_off_goes_on_without_gap_or_repetition(
                 assert (await found.next())[0] == "reset"
 
 
-async def test_the_log_of_a_tree_is_bounded_and_who_is_behind_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A viewer that takes nothing holds up nobody; when it takes again, and its place is gone, it is told so."""
+async def test_the_log_of_a_tree_is_bounded_and_who_is_behind_it_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A viewer that reads nothing holds up nobody; when it reads again, and its place is gone, it gets a reset."""
     monkeypatch.setattr(live, "EVENTS", 20)
     monkeypatch.setattr(live, "AT_ONCE", 5)
     log = TreeLog(source=None, root_id="s")  # type: ignore[arg-type]
@@ -500,13 +500,13 @@ def test_changes_make_a_snapshot_of_the_one_before() -> None:
         "order": ["c", "a"],
     }  # fmt: skip
     assert live.changes(later, {**later, "at": 3}) == {"at": 3, "rows": []}
-    told = live.FleetSent()
-    told.take(1, at_first)
-    told.take(2, later)
-    told.take(2, later)
-    assert [told.since(version).partition("\n")[0] for version in (0, 1)] == ["event: fleet", "event: change"]
-    told.take(4, later)
-    assert told.since(3).startswith("event: fleet")
+    sent = live.FleetSent()
+    sent.take(1, at_first)
+    sent.take(2, later)
+    sent.take(2, later)
+    assert [sent.since(version).partition("\n")[0] for version in (0, 1)] == ["event: fleet", "event: change"]
+    sent.take(4, later)
+    assert sent.since(3).startswith("event: fleet")
 
 
 async def test_too_many_pages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,7 +518,7 @@ async def test_too_many_pages_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
             refused = await client.get("/api/fleet/stream")
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "too_many_viewers"
-        # That a connection has ended is not told at once.
+        # That a connection has ended is not noticed at once.
         async with asyncio.timeout(20):
             while (await client.get("/api/sessions/nobody/stream")).status_code == 503:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

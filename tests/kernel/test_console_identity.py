@@ -64,7 +64,7 @@ async def test_an_event_names_whose_token_it_was_and_a_repetition_does_not_chang
 
 
 async def test_a_cookie_stands_for_the_person_who_logged_in(tmp_path: Path) -> None:
-    """The page is told the name, and so are events."""
+    """The page receives the name, and events hold it."""
     async with console(tmp_path, tokens={token_digest("a" * 20): Person("ann")}) as (kernel, client):
         assert (await client.post("/api/login", json={"token": "a" * 20})).status_code == 200
         assert (await client.get("/api/me")).json()["name"] == "ann"
@@ -206,7 +206,7 @@ async def test_the_page_works_below_a_prefix_of_a_proxy(tmp_path: Path, strips: 
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "problem"),
     [
         ({"identity_header": WHO}, "anybody can send"),
         ({"proxy": token_digest(SECRET)}, "only with a token"),
@@ -216,9 +216,9 @@ async def test_the_page_works_below_a_prefix_of_a_proxy(tmp_path: Path, strips: 
         ({"prefix": "//evil.org"}, "no prefix"),
     ],
 )
-def test_a_binding_that_would_let_anybody_in_is_refused(options: dict[str, Any], told: str) -> None:
+def test_a_binding_that_would_let_anybody_in_is_refused(options: dict[str, Any], problem: str) -> None:
     """A header without a secret, a proxy that shows the page to all, a prefix that is none: nothing listens."""
-    with pytest.raises(InvalidConfiguration, match=told):
+    with pytest.raises(InvalidConfiguration, match=problem):
         Binding("127.0.0.1", 1, **options).check()
 
 

@@ -68,8 +68,8 @@ async def test_a_workflow_is_shown_by_its_steps(tmp_path: Path) -> None:
         wrong = watched(page)
         await page.goto(f"{url}/#/session/w/messages")
         await expect(page.locator("h1 .pill").first).to_have_text("workflow")
-        for told in ("step 0 echo", "step 2 ask"):
-            await expect(page.locator(".messages summary").filter(has_text=told)).to_be_visible()
+        for summary in ("step 0 echo", "step 2 ask"):
+            await expect(page.locator(".messages summary").filter(has_text=summary)).to_be_visible()
         await expect(page.locator(".messages li.system")).to_contain_text("value publish:draft")
         await expect(page.locator(".messages li.system .said")).to_have_text(json.dumps(HOSTILE))
         assert await page.evaluate("window.pwned") is None
@@ -106,7 +106,7 @@ async def test_what_agents_say_is_shown_and_never_obeyed(tmp_path: Path) -> None
         await page.goto(f"{url}/#/session/<img src=x onerror='window.pwned = 3'>")
         await expect(page.get_by_text("There is no such session")).to_be_visible()
         assert await page.evaluate("window.pwned") is None
-        assert [told for told in wrong if "404" not in told] == []
+        assert [problem for problem in wrong if "404" not in problem] == []
 
 
 @pytest.mark.thorough
@@ -152,7 +152,7 @@ async def test_a_crash_and_its_recovery_come_live(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 async def test_who_logs_in_can_answer_and_close(tmp_path: Path) -> None:
-    """The form takes the token, a wrong one is told; a question is answered and a session closed, each in a dialog."""
+    """The form takes the token, a wrong one is refused; a question is answered, a session closed, each in a dialog."""
     async with (
         k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel,
         served(KernelSource(kernel), TOKEN) as url,
@@ -307,10 +307,10 @@ async def test_a_page_tells_of_restarted_services_and_of_what_it_leaves_out(
         await expect(listed).to_have_count(1, timeout=20_000)
         await expect(page.locator("th", has_text="Total tokens").first).to_be_visible()
         source.pid = 2
-        told = page.locator(".incidents li")
-        await expect(told).to_have_count(2)
+        incidents = page.locator(".incidents li")
+        await expect(incidents).to_have_count(2)
         for role in ("supervisor", "node service"):
-            line = told.filter(has_text=f"service restarted {role} node {kernel.node_id[:8]}, pid 1 → 2")
+            line = incidents.filter(has_text=f"service restarted {role} node {kernel.node_id[:8]}, pid 1 → 2")
             await expect(line).to_have_count(1)
             await expect(line.locator("a")).to_have_count(0)
         await page.goto(f"{url}/#/session/s/trace")

@@ -419,8 +419,8 @@ async def waiting_in_queues(kernel: k.Kernel) -> None:
     await kernel.ask("pause_schedule", "looks", True)
 
 
-async def test_schedules_triage_and_queues_are_told(tmp_path: Path) -> None:
-    """The console's server tells of all of them, and of a session that waits in which queue it is, and its place."""
+async def test_schedules_triage_and_queues_are_shown(tmp_path: Path) -> None:
+    """The console's server shows all of them, and for a session that waits its queue and its place there."""
     async with stage(tmp_path) as (kernel, _, url), client_of(url) as client:
         await waiting_in_queues(kernel)
         found = (await client.get("/api/schedules")).json()

@@ -76,7 +76,7 @@ def policy(body: dict[str, Any]) -> Reply:
 
 
 @dataclass
-class Told:
+class Observed:
     """What a conversation was, from outside."""
 
     requests: list[str]
@@ -95,7 +95,7 @@ def progress(kernel: k.Kernel) -> str:
     return f"{messages} {sorted(map(tuple, calls))} {tuple(round_)}"
 
 
-async def conversation(directory: Path, *, deadly: bool) -> Told:
+async def conversation(directory: Path, *, deadly: bool) -> Observed:
     compiled = k.spec(
         "You take steps.", [step, "notes", "todo", "history"], max_rounds=1_000, repeat_limit=0,
         hooks=[describe_hook(item, pickle=None)[0] for item in (style, clock, remark)],
@@ -134,7 +134,7 @@ async def conversation(directory: Path, *, deadly: bool) -> Told:
             messages = await kernel.messages("s")
             transcript = await kernel.transcript("s")
     folds = sum(message.get("origin") == "fold_answer" for message in messages)
-    return Told([json.dumps(r.body, sort_keys=True) for r in requests], transcript, texts, kills, folds)
+    return Observed([json.dumps(r.body, sort_keys=True) for r in requests], transcript, texts, kills, folds)
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""A node service is replaced while a tool runs: what it is told, and when, must not lose or double anything."""
+"""A node service is replaced while a tool runs: what it learns, and when, must not lose or double anything."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from . import kernel as k
 
 @dataclass
 class Replaced:
-    """A session whose tool was at work when the node service died; the next one has not been taken up."""
+    """A session whose tool was at work when the node service died; the next one has not taken over."""
 
     kernel: k.Kernel
     worker: k.Worker
@@ -42,7 +42,7 @@ class Replaced:
     tool_may_end: asyncio.Event
 
     def kill_worker(self) -> str:
-        """The frame dies too; nobody has told it yet."""
+        """The frame dies too; nobody has reported it yet."""
         self.worker.dead = True
         self.worker.task.cancel()
         del self.kernel.workers[self.worker.frame_id]
@@ -64,9 +64,9 @@ async def replaced(store: str, directory: Path) -> AsyncIterator[Replaced]:
         assert len(k.notes(notes)) == 1
 
 
-async def test_a_death_is_told_before_the_takeover(store: str, tmp_path: Path) -> None:
-    """Given the frame died too, when that is told before the takeover, then it is refused; told again after it, it
-    resumes the session."""
+async def test_a_death_is_reported_before_the_takeover(store: str, tmp_path: Path) -> None:
+    """Given the frame died too, when that is reported before the takeover, then it is refused; reported again after
+    it, it resumes the session."""
     async with replaced(store, tmp_path) as found:
         kernel, service = found.kernel, found.kernel.service
         frame_id = found.kill_worker()
@@ -206,8 +206,8 @@ async def test_a_call_in_flight_is_not_made_again(store: str, tmp_path: Path) ->
         assert (await kernel.types("s")).count("model_call_reissued") == 1
 
 
-async def test_a_take_up_that_fails_is_not_taken_for_one(store: str, tmp_path: Path) -> None:
-    """Given the store goes away in the middle of a takeover, then the service acts for nobody, so it is told again."""
+async def test_a_takeover_that_fails_does_not_count(store: str, tmp_path: Path) -> None:
+    """Given the store goes away in the middle of a takeover, then the service acts for nobody, so it is asked again."""
     async with replaced(store, tmp_path) as found:
         kernel = found.kernel
         away = patch.object(kernel.service.reading, "active", AsyncMock(side_effect=StoreUnreachable("away")))
@@ -281,9 +281,9 @@ async def test_what_was_read_before_an_answer_is_no_lost_call(store: str, tmp_pa
             assert sweep.swept == 0
 
 
-async def test_a_frame_dies_during_the_take_up_that_names_it(store: str, tmp_path: Path) -> None:
+async def test_a_frame_dies_during_the_takeover_that_names_it(store: str, tmp_path: Path) -> None:
     """Given a session that was given to a frame by a node service that died before it could say so, when the frame,
-    which called in at the next service as one without a session, dies while that is taken up, then the session goes on
+    which called in at the next service as one without a session, dies while that takes over, then the session goes on
     in another frame."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         [worker] = kernel.workers.values()
@@ -295,28 +295,28 @@ async def test_a_frame_dies_during_the_take_up_that_names_it(store: str, tmp_pat
                 kernel.kill_node()
 
         kernel.on_point = die
-        active, told = Reading.active, asyncio.Event()
+        active, reported = Reading.active, asyncio.Event()
 
         async def meanwhile(reading: Reading, nodes: list[str] | None, **wanted: bool) -> list[ActiveSession]:
             rows = await active(reading, nodes, **wanted)
-            if nodes is not None and not told.is_set():  # the takeover's
+            if nodes is not None and not reported.is_set():  # the takeover's
                 assert [(row.session_id, row.frame_id) for row in rows] == [("s", worker.frame_id)]
                 assert kernel.service.frames.paging.slots[worker.frame_id].session_id is None
                 kernel.kill(worker)
                 while worker.frame_id in kernel.service.frames.paging.slots:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-                told.set()
+                reported.set()
             return rows
 
         with patch.object(Reading, "active", meanwhile):
             await kernel.send("s")
             assert (await kernel.end("s"))["status"] == "completed"
-        assert told.is_set()
+        assert reported.is_set()
         assert kernel.service.sweep.swept == 0
 
 
 async def test_an_input_is_repeated_during_a_takeover(store: str, tmp_path: Path) -> None:
-    """Given a session that nobody holds any more, when its input is sent once more while a service is taken up, then
+    """Given a session that nobody holds any more, when its input is sent once more while a service takes over, then
     the takeover has it go on all the same."""
     async with replaced(store, tmp_path) as found:
         kernel, active = found.kernel, found.kernel.service.reading.active
@@ -351,7 +351,7 @@ async def test_an_input_is_repeated_during_a_takeover(store: str, tmp_path: Path
 
 
 async def test_a_call_that_arrives_after_its_frames_death(store: str, tmp_path: Path) -> None:
-    """Given a frame whose death was told, when a call that it had sent arrives, then it is given no session."""
+    """Given a frame whose death was reported, when a call that it had sent arrives, then it is given no session."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         [worker] = kernel.workers.values()
         kernel.kill(worker, replace=False)
@@ -446,7 +446,7 @@ async def test_a_session_that_was_activated_since_it_was_found_ready_is_looked_a
 
 async def test_homes_are_given_under_the_generation_that_knew_the_nodes(store: str, tmp_path: Path) -> None:
     """Given a service that looks for sessions of nodes that are gone, when the next generation begins before that is
-    committed, then it takes none: a node may have joined since."""
+    committed, then it adopts none: a node may have joined since."""
     async with k.running(store, tmp_path, frames=0) as kernel:
         journal, submit = kernel.service.journal, kernel.service.journal.submit
         generation = await kernel.ask("acquire", "tests", k.LEASE, "tests")
@@ -464,7 +464,7 @@ async def test_an_idle_session_whose_frame_died_with_its_service_is_woken(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_ago: bool
 ) -> None:
     """Given an idle session in a frame that died together with its node service, just now or so long ago that this was
-    forgotten, when it gets an input, then a frame takes it at once, and no death of it is noted."""
+    forgotten, when it gets an input, then a frame activates it at once, and no death of it is noted."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         [worker] = kernel.workers.values()
         await kernel.run("s", k.spec(k.script("one", "two")))
@@ -498,7 +498,7 @@ async def test_who_makes_room_for_nobody_has_left_its_frame(store: str, tmp_path
             lost = ActivationId("s", incarnation, 7)
             await deaths.crashed(Slot("gone", 1, "node1", ""), lost, "process_died", now())
         async with asyncio.timeout(k.STUCK_SECONDS):
-            while (await kernel.info("idle"))["frame_id"] is not None:  # noqa: ASYNC110 - that it left is not told
+            while (await kernel.info("idle"))["frame_id"] is not None:  # noqa: ASYNC110 - no event says that it left
                 await asyncio.sleep(0.01)
         await kernel.send("idle", "more", "r2")
         assert (await kernel.end("idle", "r2"))["status"] == "completed"
@@ -612,8 +612,8 @@ async def test_a_session_found_ready_while_it_is_being_placed(tmp_path: Path) ->
         assert (await kernel.end("s"))["status"] == "completed"
 
 
-async def test_a_death_that_two_tell_of_takes_one_frame(store: str, tmp_path: Path) -> None:
-    """Given a session whose frame died, and two frames whose sessions wait for a model, when two tell of the death at
+async def test_a_death_that_two_report_takes_one_frame(store: str, tmp_path: Path) -> None:
+    """Given a session whose frame died, and two frames whose sessions wait for a model, when two report the death at
     once, as the node's socket and the supervisor do, then one of these frames is taken for it, and not both."""
     async with k.running(store, tmp_path, frames=0) as kernel, asyncio.timeout(60):
         service = kernel.service

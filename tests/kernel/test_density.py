@@ -1,4 +1,4 @@
-"""Ten thousand sessions on one node service: nothing holds the event loop up, and processes come and go as told."""
+"""Ten thousand sessions on one node service: nothing holds the event loop up, and processes come and go as ordered."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOUR = 3_600_000_000
 
 
 def row(number: int) -> ActiveSession:
-    """A session that is ready, as the store tells it."""
+    """A session that is ready, as the store returns it."""
     return ActiveSession(
         f"s{number}", f"s{number}", incarnation=1, epoch=1, node_id="node1", updated_at=1
     )  # fmt: skip
@@ -42,7 +42,7 @@ def row(number: int) -> ActiveSession:
 
 @pytest.mark.parametrize("what", ["take_over", "sweep"])
 async def test_nobody_waits_for_a_look_at_all_sessions(what: str, tmp_path: Path) -> None:
-    """Given 10,000 sessions that are ready, when they are taken up or swept, between any two turns of the event loop
+    """Given 10,000 sessions that are ready, when they are taken over or swept, between any two turns of the event loop
     a portion of them is looked at; and each is queued once."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
         await kernel.stop_frames()
@@ -170,7 +170,7 @@ async def test_a_frame_that_is_one_too_many_leaves_when_it_rests(store: str, tmp
         assert kernel.service.frames.paging.slots == {}
 
 
-async def test_a_death_for_want_of_memory_is_told(tmp_path: Path) -> None:
+async def test_a_death_for_want_of_memory_is_reported(tmp_path: Path) -> None:
     """Given the kernel has just killed a process of this node for want of memory, when a frame died, that was why."""
     script = k.script([("note", {"path": str(tmp_path / "notes"), "text": "x"})], "done")
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1) as kernel:
@@ -199,7 +199,7 @@ async def test_a_death_for_want_of_memory_is_told(tmp_path: Path) -> None:
     ],
 )
 async def test_what_ray_says_of_a_death(error: Exception, cause: str | None) -> None:
-    """Ray's own kills for want of memory are told apart from other deaths."""
+    """Ray's own kills for want of memory are distinguished from other deaths."""
 
     async def call() -> None:
         raise error
@@ -210,30 +210,30 @@ async def test_what_ray_says_of_a_death(error: Exception, cause: str | None) -> 
 
 
 async def test_the_dead_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given frames that died long ago, then they are forgotten, but not while a `take_over` is under way, which may have
+    """Given frames that died long ago, then they are forgotten, but not while a takeover is under way, which may have
     read that they have a session."""
     monkeypatch.setattr(known_frames, "BURIED_SECONDS", 0.0, raising=False)
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=0) as kernel:
-        found, take_over = kernel.service.deaths, kernel.service.take_over
+        found, takeover = kernel.service.deaths, kernel.service.takeover
         buried = kernel.service.frames.known.buried
         await found.frame_died("f-old", "process_died")
         await found.frame_died("f-other", "process_died")
         assert len(buried) <= 1
-        going, adopted, adopt = asyncio.Event(), asyncio.Event(), take_over.adopt
+        going, adopted, adopt = asyncio.Event(), asyncio.Event(), takeover.adopt
 
         async def held(home: str, nodes: list[str]) -> list[str]:
             going.set()
             await adopted.wait()
             return await adopt(home, nodes)
 
-        monkeypatch.setattr(take_over, "adopt", held)
-        told = asyncio.create_task(kernel.take_over(kernel.generation, kernel.nodes))
+        monkeypatch.setattr(takeover, "adopt", held)
+        task = asyncio.create_task(kernel.take_over(kernel.generation, kernel.nodes))
         await going.wait()
         await found.frame_died("f-new", "process_died")
         await found.frame_died("f-newest", "process_died")
         assert {"f-new", "f-newest"} <= set(buried)
         adopted.set()
-        await told
+        await task
 
 
 async def test_definitions_of_placements_are_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:

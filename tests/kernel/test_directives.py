@@ -221,7 +221,7 @@ async def test_a_refused_input_reaches_no_model(tmp_path: Path) -> None:
 
 
 async def test_an_end_is_vetoed(tmp_path: Path) -> None:
-    """`Continue`: the model is told why it is not done, and goes on, until the hook is content or its rounds are up."""
+    """`Continue`: the model reads why it is not done, and goes on, until the hook is content or its rounds are up."""
     WANTED["run_end"] = lambda c: Continue("check it once more") if c.text.count("check it") < 2 else None
     ended, _ = await run(tmp_path)
     assert (ended["status"], ended["rounds"], ended["text"].count("check it once more")) == ("completed", 4, 3)

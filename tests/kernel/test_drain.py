@@ -54,14 +54,14 @@ def server() -> Iterator[OfflineServer]:
 
 
 class Nodes:
-    """The nodes of one cluster, and what its supervisor tells them."""
+    """The nodes of one cluster, and what its supervisor sends them."""
 
     def __init__(self, kernels: list[k.Kernel]) -> None:
         self.kernels = kernels
         self.names = [kernel.node_id for kernel in kernels]
 
     async def tell(self) -> None:
-        """What a supervisor tells when something about the nodes has changed."""
+        """What a supervisor sends when something about the nodes has changed."""
         generation = max(kernel.generation for kernel in self.kernels)
         for kernel in self.kernels:
             await kernel.take_over(generation, self.names)
@@ -256,7 +256,7 @@ async def test_what_a_tool_does_in_a_process_of_its_own_ends_when_its_session_le
     postgres: str, server: OfflineServer, tmp_path: Path, seconds: float
 ) -> None:
     """Given a tool at work in a process of its own, when its session goes on elsewhere, then that process is ended
-    before the tool begins anew: the two are never at work at once."""
+    before the tool begins again: the two are never at work at once."""
     runner = Runner()
     runner.gate.clear()
     async with cluster(postgres, server, tmp_path, "a", "b", runner=runner) as nodes:
@@ -286,7 +286,7 @@ async def test_the_call_of_an_mcp_server_ends_when_its_session_leaves(
     postgres: str, server: OfflineServer, tmp_path: Path
 ) -> None:
     """Given a call that may be repeated, and whose session's process has died on a node that is drained, then the host
-    there ends it, and the call is made anew where the session goes on."""
+    there ends it, and the call is made again where the session goes on."""
     spec = agent([("test_look", {"word": "x"})], "done", servers=[McpServer("test", command=command(tmp_path))])
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
         a, b = nodes.kernels
@@ -425,7 +425,7 @@ async def test_nothing_new_comes_to_a_drained_node(postgres: str, server: Offlin
 
 
 async def test_a_drain_is_taken_back(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
-    """Given `b` was drained, when that is taken back, then it takes sessions again, and nothing moves back."""
+    """Given `b` was drained, when that is taken back, then it accepts sessions again, and nothing moves back."""
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
         a, b = nodes.kernels
         await nodes.drain(b)
@@ -495,7 +495,7 @@ async def test_a_tool_goes_on_if_the_drain_is_taken_back_at_its_deadline(
 
 
 async def test_a_drain_that_ends_while_another_begins(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
-    """Given a drain of `b` whose end is being noted, when it is taken back and `b` is drained anew, then the second
+    """Given a drain of `b` whose end is being noted, when it is taken back and `b` is drained again, then the second
     drain is finished as well, and nobody took the first one's end for its own."""
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
         a, b = nodes.kernels
@@ -519,7 +519,9 @@ async def test_a_drain_that_ends_while_another_begins(postgres: str, server: Off
         assert row["finished_at"]
 
 
-async def test_a_follower_is_told_where_its_session_is(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
+async def test_a_follower_learns_that_its_session_has_moved(
+    postgres: str, server: OfflineServer, tmp_path: Path
+) -> None:
     """Given a client that follows at `b`, when the session moves, then its pending call ends and says so."""
     async with cluster(postgres, server, tmp_path, "a", "b") as nodes:
         _, b = nodes.kernels
@@ -764,7 +766,7 @@ def test_some_of_a_notice_is_left_for_the_hard_way(left: float | None) -> None:
 
 @given(root=st.text(), nodes=st.sets(st.text(min_size=1), min_size=2))
 def test_a_tree_moves_only_if_its_home_goes(root: str, nodes: set[str]) -> None:
-    """Whatever the nodes: the order in which they are told is no matter, and if one goes only its own trees move."""
+    """Whatever the nodes: the order in which they are listed is no matter, and if one goes only its own trees move."""
     home = home_of(root, nodes)
     assert home_of(root, sorted(nodes)) == home
     for gone in nodes:

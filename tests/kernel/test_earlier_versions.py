@@ -88,7 +88,7 @@ def test_the_migration_keeps_the_books(earlier: str) -> None:
 
 async def test_every_session_goes_on(earlier: str, tmp_path: Path, server: OfflineServer) -> None:
     """Those at work end, byte for byte by the model calls that were in flight; those that wait are answered or find
-    their time over; those at rest take their next input."""
+    their time over; those at rest begin with their next input."""
     async with k.running(earlier, tmp_path, server=server) as kernel:
         assert (await kernel.ask("read", "questions", ["asking"], {}))[0]["prompt"] == "Well?"
         await kernel.ask("answer", "asking", "r/1/0", "ok", "yes", 1)
@@ -116,10 +116,10 @@ async def test_every_session_goes_on(earlier: str, tmp_path: Path, server: Offli
         assert asked.count(json.dumps(wanted, sort_keys=True)) == 1
 
 
-def told_once(body: dict[str, Any]) -> Reply:
-    """Plays the agent's script for what a person says; news of a sub-agent are taken note of."""
+def acknowledge(body: dict[str, Any]) -> Reply:
+    """Plays the agent's script for what a person says; news of a sub-agent are acknowledged."""
     last = next(content_text(m) for m in reversed(body["messages"]) if m["role"] == "user")
-    return Reply(text="told") if "scout" in last else default_policy(body)
+    return Reply(text="noted") if "scout" in last else default_policy(body)
 
 
 async def test_its_sessions_have_what_is_new(earlier: str, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ async def test_its_sessions_have_what_is_new(earlier: str, tmp_path: Path) -> No
         on_change="migrate", memory=Memory(scopes=("session",)), context=Context(window=8_000),
         agents=[AgentSpec(name="scout", instructions=k.script("found"))], instructions=k.script(calls, "started"),
     )  # fmt: skip
-    with OfflineServer(told_once) as server:
+    with OfflineServer(acknowledge) as server:
         async with k.running(earlier, tmp_path, server=server, frames=0) as kernel:
             await kernel.ask("set_note", "rested", {"key": "plan", "text": "go on", "pinned": True})
             last = (await kernel.messages("rested"))[-1]["seq"]

@@ -346,7 +346,7 @@ async def lost(nodes: Nodes, directory: Path) -> k.Kernel:
         await kernel.run(f"on-{kernel.node_id}", k.spec(k.script([("look", arguments)], "done"), [k.look]))
     await b.service.projection._checkpoint()
     await b.stop_frames()
-    await b.spawn("queued", k.spec("x"))  # at home on `a` or `b`, and never taken up there
+    await b.spawn("queued", k.spec("x"))  # at home on `a` or `b`, and never activated there
     await b.send("queued")
     nodes.kernels.remove(b)
     nodes.names.remove("b")
@@ -355,7 +355,7 @@ async def lost(nodes: Nodes, directory: Path) -> k.Kernel:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what no event tells."""
+    """Wait for what no event reports."""
     async with asyncio.timeout(PATIENCE):
         while True:
             if condition():
@@ -525,7 +525,7 @@ async def test_what_a_paused_predecessor_commits_is_measured(
             end = paused.writer_seq
             await paused.close()
         async with asyncio.timeout(PATIENCE):
-            while service.projection.metrics.writer_seq < end:  # noqa: ASYNC110 - told to nobody
+            while service.projection.metrics.writer_seq < end:  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.01)
 
 
@@ -563,7 +563,7 @@ async def test_imported_runs_are_counted_once(store: str, server: k.OfflineServe
             assert unbalanced(scrape) == 0
 
 
-# What is counted in the store, and who is told of it.
+# What is counted in the store, and who learns of it.
 
 
 @pytest.fixture
@@ -718,7 +718,7 @@ async def test_a_service_that_was_forgotten_announces_itself(store: str, tmp_pat
 
 
 async def test_the_lag_of_a_sink_is_what_it_has_not_taken(store: str, tmp_path: Path) -> None:
-    """While a sink refuses spans its lag grows in events and in time; when it takes them there is none."""
+    """While a sink refuses spans its lag grows in events and in time; when it accepts them there is none."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         projection = kernel.service.projection
         [export] = projection.exports.values()

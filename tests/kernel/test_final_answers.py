@@ -93,7 +93,7 @@ async def test_runs_that_follow_each_other_take_no_standby(store: str, tmp_path:
 
 async def test_an_answer_that_another_service_committed_lets_the_next_run_begin(store: str, tmp_path: Path) -> None:
     """Given a session whose frame waits for its model, and an input behind that, when the final answer turns out to be
-    committed, by a service that died before it told anybody, then the next run begins at once, without a sweep."""
+    committed, by a service that died before it notified anybody, then the next run begins at once, without a sweep."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         await kernel.spawn("s", k.spec(k.script("done")))
         kernel.server.hold()

@@ -81,7 +81,7 @@ def test_sessions_are_below_their_parents(rows: list[SessionAtWork]) -> None:
 
 
 def test_rates_are_of_the_last_minute_only() -> None:
-    """A call of long ago counts no more; a crash and its recovery are told, an ordinary activation is not."""
+    """A call of long ago counts no more; a crash and its recovery are reported, an ordinary activation is not."""
     rates = Rates()
     base = {"session_id": "s", "agent": "a", "run_id": "r", "seq": 1}
     call = {"type": "model_call_completed", "data": {"usage": [3, 4, 0, 0, False, 7]}}
@@ -136,7 +136,7 @@ def service(role: str, pid: int, node_id: str = "n1") -> ServiceInfo:
     return ServiceInfo(role, pid, node_id, "")
 
 
-def test_services_that_were_replaced_or_lost_are_told() -> None:
+def test_services_that_were_replaced_or_lost_are_reported() -> None:
     """A supervisor on another node and a node service with another process were restarted, a node that is missing is
     lost; session actors come and go, and who joins is no incident."""
     before = [service("supervisor", 1), service("node", 2), service("node", 3, "n2"), service("node", 4, "n3")]
@@ -170,8 +170,8 @@ class Replaced(KernelSource):
         return [ServiceInfo(role, self.pid, self.kernel.node_id, "") for role in ("supervisor", "node")]
 
 
-async def test_a_snapshot_tells_of_services_that_were_replaced_between_two_looks(tmp_path: Path) -> None:
-    """The first look tells nothing; away and back with other processes, each is an incident, once."""
+async def test_a_snapshot_reports_services_that_were_replaced_between_two_looks(tmp_path: Path) -> None:
+    """The first look reports nothing; away and back with other processes, each is an incident, once."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
         source = Replaced(kernel)
         fleet = Fleet(source)
@@ -179,20 +179,20 @@ async def test_a_snapshot_tells_of_services_that_were_replaced_between_two_looks
         source.pid = None
         assert (await fleet.once())["incidents"] == []
         source.pid = 2
-        told = {("service_restarted", role, 1, 2) for role in ("supervisor", "node")}
+        expected = {("service_restarted", role, 1, 2) for role in ("supervisor", "node")}
         for _ in range(2):
             found = [(item["type"], item["data"]) for item in (await fleet.once())["incidents"]]
             pids = [(kind, data["role"], data["old_pid"], data["pid"]) for kind, data in found]
-            assert (len(pids), set(pids)) == (2, told)
+            assert (len(pids), set(pids)) == (2, expected)
 
 
 def test_one_look_is_printed_in_whole_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """A pipe gets each header and incident line as one, however long, and ids whole."""
     ids = {"session_id": "session-with-a-rather-long-id-" + "x" * 20, "agent": "a" * 20}
-    told = {**ids, "type": "session_quarantined", "at": 1, "data": {"reason": "so " * 100 + "it ends"}}
+    incident = {**ids, "type": "session_quarantined", "at": 1, "data": {"reason": "so " * 100 + "it ends"}}
     problem = {"code": "x", "message": "it is away " * 30, "hint": "Wait."}
     statuses = dict.fromkeys(STATUS_STYLE, 3)
-    print_once(snapshot([session(**ids)], incidents=[told], problem=problem, statuses=statuses))
+    print_once(snapshot([session(**ids)], incidents=[incident], problem=problem, statuses=statuses))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 + 2 + 2 + 1
     assert lines[1].endswith("3 waiting_for_timer")
@@ -265,16 +265,16 @@ def test_keys_sort_filter_and_scroll() -> None:
 
 
 @pytest.mark.parametrize(
-    ("microseconds", "told"),
+    ("microseconds", "shown"),
     [(41_000, "41ms"), (3_200_000, "3.2s"), (245_000_000, "4m05s"), (-5, "0ms"), (3 * 86_400_000_000, "3d")],
 )
-def test_ages_are_short(microseconds: int, told: str) -> None:
-    """A duration is told in the unit that fits."""
-    assert age(microseconds) == told
+def test_ages_are_short(microseconds: int, shown: str) -> None:
+    """A duration is shown in the unit that fits."""
+    assert age(microseconds) == shown
 
 
 async def test_a_snapshot_survives_a_store_that_is_away_and_a_service_that_is_replaced(tmp_path: Path) -> None:
-    """The store fails, then the node service is killed: the snapshot tells of the one, and then is current again."""
+    """The store fails, then the node service is killed: the snapshot reports the one, and then is current again."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
         await kernel.run("s", k.spec(""))
         source = KernelSource(kernel)

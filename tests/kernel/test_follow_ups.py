@@ -123,9 +123,9 @@ def sees_starts(context: HookContext) -> None:
     BEGUN.append((context.text, context.redone))
 
 
-async def test_hooks_are_told_that_a_run_begins_again(store: str, tmp_path: Path) -> None:
+async def test_hooks_learn_that_a_run_begins_again(store: str, tmp_path: Path) -> None:
     """Given a process whose hooks have seen a run begin with three inputs, when one of these is cancelled before that
-    commit, then the hooks are called again for the run, and told that they may have been called before."""
+    commit, then the hooks are called again for the run, and learn that they may have been called before."""
     BEGUN.clear()
     async with k.running(store, tmp_path) as kernel:
         await queued(kernel, "s", follow_ups="merge", hooks=[describe_hook(sees_starts, pickle=None)[0]])

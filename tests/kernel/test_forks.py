@@ -119,7 +119,7 @@ async def test_the_same_fork_is_made_once(store: str, tmp_path: Path) -> None:
 
 
 async def test_a_session_is_forked_whatever_it_is_at(store: str, tmp_path: Path) -> None:
-    """Given a session that is at work, closed, or given up, then it can be forked, and the fork takes input."""
+    """Given a session that is at work, closed, or given up, then it can be forked, and the fork accepts input."""
     async with k.running(store, tmp_path) as kernel:
         begun, may_end = k.held_at_effect(kernel)
         await kernel.spawn("s", compiled(tmp_path / "notes"))

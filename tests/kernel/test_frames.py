@@ -91,7 +91,7 @@ async def test_a_session_that_is_given_to_another_frame_is_held_by_that_one_only
 
 
 async def test_a_frame_that_shall_be_killed_is_named_until_it_is_gone(store: str, tmp_path: Path) -> None:
-    """Given a frame of before the node service's restart whose run is ended by force, then the supervisor is told of it
+    """Given a frame of before the node service's restart whose run is ended by force, then the supervisor learns of it
     as one to be looked for, until it says that the frame is dead: nothing is kept of it then."""
     async with k.running(store, tmp_path, frames=0) as kernel:
         await kernel.spawn("s", k.spec(k.script("done")))
@@ -107,7 +107,7 @@ async def test_a_frame_that_shall_be_killed_is_named_until_it_is_gone(store: str
 
 async def test_a_frame_that_dies_before_it_rests_does_not_rest(store: str, tmp_path: Path) -> None:
     """Given a frame that is said to be dead while its call is worked at, when it comes to rest, then it hears that it
-    must call anew, instead of waiting where nobody counts it."""
+    must call again, instead of waiting where nobody counts it."""
     async with k.running(store, tmp_path, frames=0) as kernel:
         frames = kernel.service.frames
         slot = frames.calling(_call(kernel, "f"))

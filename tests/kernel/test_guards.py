@@ -21,7 +21,7 @@ from . import kernel as k
 from .deaths import Deaths
 
 SEEN: list[HookContext] = []
-"""What guards were told, by processes that lived on to their end."""
+"""What guards received, in processes that lived on to their end."""
 
 Then = Callable[[HookContext], Awaitable[Any]]
 ACTS: dict[str, Then] = {}
@@ -76,7 +76,7 @@ def ended_by(kind: str, text: str) -> Then:
 
 
 async def happened(condition: Callable[[], bool]) -> None:
-    """Wait for something in the gateway, of which nobody is told."""
+    """Wait for something in the gateway, of which nobody is notified."""
     async with asyncio.timeout(k.STUCK_SECONDS):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -455,7 +455,7 @@ async def test_a_verdict_that_is_lost_with_everything(kernel: k.Kernel, tmp_path
 @pytest.mark.parametrize("trips_in", [0, 1, 2], ids=["passes", "first", "second"])
 async def test_a_death_anywhere(victim: str, trips_in: int, tmp_path: Path) -> None:
     """Frame or node service killed at each call, commit and tool: the run ends as without a death, its model is not
-    asked again, its tool runs once at most, and a guard is told when it may be asked again."""
+    asked again, its tool runs once at most, and a guard learns that it may have been asked before."""
 
     async def trips(context: HookContext) -> Refuse | None:
         await worker().kernel.point("guard", worker())
@@ -486,7 +486,7 @@ async def test_a_death_anywhere(victim: str, trips_in: int, tmp_path: Path) -> N
             known: set[str] = set()
             for context in SEEN:
                 if context.call_key in known and not context.redone:
-                    problems.append(f"{deaths.where}: called again for {context.call_key}, and not told")
+                    problems.append(f"{deaths.where}: called again for {context.call_key}, and not marked as redone")
                 known.add(context.call_key)
             left = len(kernel.service.verdicts), len(kernel.service.calls), len(kernel.service.interrupts)
             if any(left):

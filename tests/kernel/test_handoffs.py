@@ -108,9 +108,9 @@ async def test_other_calls_of_the_round_end_first(kernel: k.Kernel, tmp_path: Pa
     triage = agent("triage", calls, targets=("billing", "legal"), tools=[k.look])
     billing, legal = agent("billing", SKIPPED, "paid"), agent("legal", SKIPPED, "sued")
     assert (await kernel.run("s", session(triage, billing, legal)))["text"] == "paid"
-    told = await kernel.results()
-    assert told[:2] == ["handed off: billing goes on from here", "noted x"]
-    assert told[2].startswith("not executed: another handoff")
+    results = await kernel.results()
+    assert results[:2] == ["handed off: billing goes on from here", "noted x"]
+    assert results[2].startswith("not executed: another handoff")
     finished = [(event["tool"], event["outcome"]) for event in await data(kernel, "tool_finished")]
     assert finished == [("transfer_to_legal", "refused"), ("look", "ok"), ("transfer_to_billing", "ok")]
     assert len(await data(kernel, "agent_handed_off")) == 1
@@ -223,7 +223,7 @@ async def test_the_sessions_budget_stays(kernel: k.Kernel) -> None:
     assert (ended["status"], ended["rounds"]) == ("budget_exceeded", 2)
 
 
-async def test_memory_is_shown_anew(kernel: k.Kernel) -> None:
+async def test_memory_of_the_next_agent_is_shown(kernel: k.Kernel) -> None:
     """Given agents with notes of their own, when the session is handed off, then the next request shows the other
     agent's notes, once."""
     memory = {"scopes": ["agent"], "project": None, "max_tokens": 500, "share": 0.1, "providers": [], "timeout": 5}
@@ -374,7 +374,7 @@ def asked(kernel: k.Kernel, start: int) -> list[str]:
     return [json.dumps(body, sort_keys=True) for body in bodies(kernel)[start:]]
 
 
-async def told(kernel: k.Kernel, session_id: str) -> list[Any]:
+async def messages_of(kernel: k.Kernel, session_id: str) -> list[Any]:
     messages = await kernel.messages(session_id)
     return [(m["role"], m["content"], m.get("origin", ""), m["round"]) for m in messages]
 
@@ -392,7 +392,7 @@ async def test_a_death_at_every_point(victim: str, tmp_path: Path) -> None:
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel:
         start = len(kernel.points)
         await kernel.run("clean", spec)
-        points, wanted, requests = len(kernel.points) - start, await told(kernel, "clean"), asked(kernel, 0)
+        points, wanted, requests = len(kernel.points) - start, await messages_of(kernel, "clean"), asked(kernel, 0)
         assert [entry[2] for entry in wanted].count(ORIGIN) == 2
         for at in tiers.points(range(points + 4)):
             name, before = f"s{at}", len(kernel.server.requests)
@@ -401,7 +401,7 @@ async def test_a_death_at_every_point(victim: str, tmp_path: Path) -> None:
             kernel.on_point = None
             await kernel.quiet()
             kernel.check(name)
-            assert await told(kernel, name) == wanted, deaths.where
+            assert await messages_of(kernel, name) == wanted, deaths.where
             made = asked(kernel, before)
             assert set(made) == set(requests), deaths.where
             assert victim == "node" or made == requests, deaths.where

@@ -30,7 +30,7 @@ from . import kernel as k
 from .deaths import Deaths
 
 SEEN: list[tuple[str, HookContext, int]] = []
-"""Name of the hook, what it was told, and when (microseconds), by processes that lived on to the hook's end."""
+"""Name of the hook, what it received, and when (microseconds), in processes that lived on to the hook's end."""
 
 
 def seen(name: str, context: HookContext) -> None:
@@ -47,8 +47,8 @@ async def point(label: str) -> None:
     await worker.kernel.point(label, worker)
 
 
-def told(*points: str) -> list[HookContext]:
-    """What the hooks of these points were told, in order."""
+def contexts(*points: str) -> list[HookContext]:
+    """What the hooks of these points received, in order."""
     return [context for _, context, _ in SEEN if context.point in points]
 
 
@@ -237,12 +237,12 @@ async def finished(kernel: k.Kernel, session_id: str = "s") -> list[dict[str, An
     return [{**event["data"], "at": event["at"]} for event in events if event["type"] == "tool_finished"]
 
 
-# What they are told, and when.
+# What they receive, and when.
 
 
 async def test_each_point_in_order(kernel: k.Kernel, tmp_path: Path) -> None:
     """Given two hooks at each point, when an agent calls a tool and answers, then all are called in the spec's order,
-    and what they are told fits together."""
+    and what they receive fits together."""
     run = await kernel.run("s", hooked([call(tmp_path / "n")], "done", hooks=[*FIRST, *SECOND]), "hello")
     assert (run["status"], run["text"]) == ("completed", "done")
     points = ["run_start", "before_model", "after_model", "before_tool", "after_tool", "before_model", "after_model"]
@@ -260,9 +260,9 @@ async def test_each_point_in_order(kernel: k.Kernel, tmp_path: Path) -> None:
         ("run_end", 2, "s/r", "", "", "completed", "done"),
     ]
     assert {(c.session_id, c.run_id, c.agent, c.redone) for _, c, _ in SEEN} == {("s", "r", "agent", False)}
-    assert [c.arguments for c in told("before_tool", "after_tool")] == [call(tmp_path / "n")[1]] * 4
+    assert [c.arguments for c in contexts("before_tool", "after_tool")] == [call(tmp_path / "n")[1]] * 4
     asked = [request.body["messages"] for request in kernel.server.requests]
-    assert [c.messages for c in told("before_model")[::2]] == asked
+    assert [c.messages for c in contexts("before_model")[::2]] == asked
 
 
 async def test_what_a_hook_gets_is_its_own(kernel: k.Kernel, tmp_path: Path) -> None:
@@ -270,8 +270,8 @@ async def test_what_a_hook_gets_is_its_own(kernel: k.Kernel, tmp_path: Path) -> 
     agent = hooked([call(tmp_path / "n")], "done", hooks=[meddle, meddle_more, *FIRST])
     assert (await kernel.run("s", agent))["status"] == "completed"
     assert (await kernel.results(), len(k.notes(tmp_path / "n"))) == (["noted x"], 1)
-    assert told("before_tool")[0].arguments == call(tmp_path / "n")[1]
-    assert [len(c.messages or ()) for c in told("before_model")] == [2, 4]
+    assert contexts("before_tool")[0].arguments == call(tmp_path / "n")[1]
+    assert [len(c.messages or ()) for c in contexts("before_model")] == [2, 4]
     assert [len(request.body["messages"]) for request in kernel.server.requests] == [2, 4]
 
 
@@ -280,7 +280,7 @@ async def test_what_a_hook_gets_is_its_own(kernel: k.Kernel, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("policy", [k.look, k.note], ids=["rerun", "report"])
 async def test_a_refused_call_is_not_executed(kernel: k.Kernel, tmp_path: Path, policy: Any) -> None:
-    """The model is told why and goes on; later `before_tool` hooks are not asked, the others hear of it; the call was
+    """The model reads why and goes on; later `before_tool` hooks are not asked, the others hear of it; the call was
     never started."""
     agent = hooked([call(tmp_path / "n", name=policy.__name__)], "done", hooks=[deny, *FIRST], tools=[policy])
     assert (await kernel.run("s", agent))["status"] == "completed"
@@ -308,7 +308,7 @@ async def test_arguments_are_replaced_one_hook_after_the_other(kernel: k.Kernel,
     agent["hooks"].insert(1, again)
     await kernel.run("s", agent)
     assert await kernel.results() == ["noted x!!"]
-    texts = [(c.arguments or {})["text"] for c in told("before_tool", "after_tool")]
+    texts = [(c.arguments or {})["text"] for c in contexts("before_tool", "after_tool")]
     assert texts == ["x", "x!", "x!!", "x"]
     [written] = [message["tool_calls"] for message in await kernel.messages("s") if message.get("tool_calls")]
     assert json.loads(written[0][2])["text"] == "x"
@@ -333,8 +333,8 @@ async def test_a_sub_agent_gets_another_task(kernel: k.Kernel) -> None:
 
 
 async def test_results_are_replaced_before_anybody_sees_them(kernel: k.Kernel, tmp_path: Path) -> None:
-    """What `after_tool` makes of a result is in the message, in the event and in what `tool_error` is told; the text it
-    replaced is nowhere in the store."""
+    """What `after_tool` makes of a result is in the message, in the event and in what `tool_error` receives; the text
+    it replaced is nowhere in the store."""
 
     @hook("after_tool")
     async def redact(context: HookContext) -> Replace:
@@ -344,18 +344,18 @@ async def test_results_are_replaced_before_anybody_sees_them(kernel: k.Kernel, t
     globals()["redact"] = redact
     await kernel.run("s", hooked([("stumble", {})], "done", hooks=[redact, *FIRST], tools=[stumble]))
     assert await kernel.results() == ["ValueError: over my ***"]
-    assert [c.text for c in told("tool_error")] == ["ValueError: over my ***"]
+    assert [c.text for c in contexts("tool_error")] == ["ValueError: over my ***"]
     assert "feet" not in json.dumps([await kernel.messages("s"), await kernel.events("s")])
 
 
 async def test_the_model_is_not_asked(kernel: k.Kernel, tmp_path: Path) -> None:
     """Given a hook refuses the second round, then the run fails as `refused` with the tool's result kept, and the
-    session takes the next input."""
+    session accepts the next input."""
     run = await kernel.run("s", hooked([call(tmp_path / "n")], "done", hooks=[close_the_door, *FIRST]))
     assert (run["status"], run["error"]["code"], run["rounds"]) == ("failed", "refused", 1)
     assert "the hook close_the_door refused: enough is enough" in run["error"]["message"]
     assert (kernel.server.stats.requests, await kernel.results()) == (1, ["noted x"])
-    assert [c.outcome for c in told("run_end")] == ["failed"]
+    assert [c.outcome for c in contexts("run_end")] == ["failed"]
     assert (await kernel.info("s"))["status"] == "idle"
     await kernel.send("s", "again", "r2")
     assert (await kernel.end("s", "r2"))["error"]["code"] == "refused"
@@ -454,9 +454,9 @@ async def test_whatever_the_outcome(kernel: k.Kernel, wanted: Any, outcome: str)
     assert [(c.point, c.outcome) for _, c, _ in SEEN if c.tool and c.point != "before_tool"] == [
         ("after_tool", outcome), ("after_tool", outcome), *([("tool_error", outcome)] if outcome != "ok" else []),
     ]  # fmt: skip
-    assert len(told("before_tool")) == (0 if outcome == "unknown_tool" else 2)
+    assert len(contexts("before_tool")) == (0 if outcome == "unknown_tool" else 2)
     unreadable = wanted[1] in ('{"path"', [1])
-    assert all((c.arguments is None) == unreadable for c in told("after_tool"))
+    assert all((c.arguments is None) == unreadable for c in contexts("after_tool"))
 
 
 async def test_a_repeated_call_is_only_seen(kernel: k.Kernel, tmp_path: Path) -> None:
@@ -465,9 +465,9 @@ async def test_a_repeated_call_is_only_seen(kernel: k.Kernel, tmp_path: Path) ->
     run = await kernel.run("s", agent)
     assert (run["error"] or {})["code"] == "no_progress"
     outcomes = [event["outcome"] for event in await finished(kernel)]
-    assert (outcomes, [c.outcome for c in told("after_tool")]) == (["ok", "repeated", "repeated", "cancelled"],) * 2
+    assert (outcomes, [c.outcome for c in contexts("after_tool")]) == (["ok", "repeated", "repeated", "cancelled"],) * 2
     assert (await kernel.results())[:3] == ["noted x [seen]", REPEATED, REPEATED]
-    assert len(told("before_tool")) == 1
+    assert len(contexts("before_tool")) == 1
 
 
 async def test_a_cancelled_run(kernel: k.Kernel, tmp_path: Path) -> None:
@@ -481,8 +481,8 @@ async def test_a_cancelled_run(kernel: k.Kernel, tmp_path: Path) -> None:
     agent = hooked([("note", call(tmp_path / "n")[1]), ("dawdle", {})], "done", hooks=FIRST, tools=[k.note, dawdle])
     agent["tools"][1]["timeout"] = 30.0
     assert (await kernel.run("s", agent))["status"] == "cancelled"
-    assert {c.call_id: c.outcome for c in told("after_tool")}["r/1/1"] == "cancelled"
-    assert [c.outcome for c in told("run_end")] == ["cancelled"]
+    assert {c.call_id: c.outcome for c in contexts("after_tool")}["r/1/1"] == "cancelled"
+    assert [c.outcome for c in contexts("run_end")] == ["cancelled"]
 
 
 async def test_sub_agents_have_hooks_of_their_own(kernel: k.Kernel, tmp_path: Path) -> None:
@@ -493,12 +493,12 @@ async def test_sub_agents_have_hooks_of_their_own(kernel: k.Kernel, tmp_path: Pa
     )  # fmt: skip
     assert (await kernel.run("s", agent))["status"] == "completed"
     assert {c.session_id for _, c, _ in SEEN} == {"s"}
-    assert [c.text for c in told("after_tool")] == ["dug"]
+    assert [c.text for c in contexts("after_tool")] == ["dug"]
     SEEN.clear()
     # The copy's model gives the same replies, so it would spawn as well, and is at the end of the tree.
     agent = hooked([("spawn_agent", {"task": "dig"})], "done", hooks=FIRST, tools=["spawn_agent"], max_depth=1)
     await kernel.run("t", agent)
-    assert {c.point for c in told(*POINTS) if c.session_id != "t"} >= {"run_start", "before_tool", "run_end"}
+    assert {c.point for c in contexts(*POINTS) if c.session_id != "t"} >= {"run_start", "before_tool", "run_end"}
 
 
 # Deaths.
@@ -539,17 +539,17 @@ async def broken(kernel: k.Kernel, session_id: str, path: Path) -> list[str]:
                   and c.outcome == event["outcome"] and when <= event["at"]]  # fmt: skip
         if len(before) < 2:  # there are two such hooks
             problems.append(f"committed before its hooks were called: {event}")
-    passed = [c.call_key for c in told("before_tool")]
+    passed = [c.call_key for c in contexts("before_tool")]
     for key in k.notes(path):
         if key not in passed:
             problems.append(f"{key} was executed without a before_tool")
     known: set[tuple[str, str, str]] = set()
     for name, c, _ in SEEN:
         if (name, c.point, c.call_key) in known and not c.redone:
-            problems.append(f"{name} was called again for {c.call_key} and not told so")
+            problems.append(f"{name} was called again for {c.call_key} and not marked as redone")
         known.add((name, c.point, c.call_key))
     missing = {"run_start", "before_model", "after_model", "run_end"} - {c.point for _, c, _ in SEEN}
-    rounds = {c.round for c in told("before_model")} ^ {c.round for c in told("after_model")}
+    rounds = {c.round for c in contexts("before_model")} ^ {c.round for c in contexts("after_model")}
     return problems + [f"never called: {missing}, {rounds}"] * bool(missing or rounds)
 
 
@@ -561,14 +561,14 @@ async def broken(kernel: k.Kernel, session_id: str, path: Path) -> list[str]:
 )
 async def test_a_death_anywhere(policy: Any, victim: str, tmp_path: Path) -> None:
     """Frame or node service killed at each call, commit, tool and hook of a session: every result went through the
-    hooks before its commit, every execution was let pass, and a repetition is told to be one."""
+    hooks before its commit, every execution was let pass, and a repetition is marked as one."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path) as kernel:
         problems = await sweep(kernel, policy, tmp_path, victim)
     assert not problems, "\n".join(problems)
 
 
 async def test_the_in_doubt_path(kernel: k.Kernel, tmp_path: Path) -> None:
-    """Given a process died of a tool's effect, then `after_tool` gets what the model is told, as `interrupted` and as a
+    """Given a process died of a tool's effect, then `after_tool` gets what the model reads, as `interrupted` and as a
     possible repetition, and `tool_error` as well."""
 
     def die(_number: int, label: str, worker: k.Worker | None) -> None:
@@ -579,7 +579,7 @@ async def test_the_in_doubt_path(kernel: k.Kernel, tmp_path: Path) -> None:
     agent = hooked([call(tmp_path / "n", name="note")], "done", hooks=[mark, *FIRST], tools=[k.note])
     await kernel.run("s", agent)
     assert await kernel.results() == [f"{INTERRUPTED} [seen]"]
-    facts = [(c.point, c.outcome, c.text, c.redone) for c in told("after_tool", "tool_error")]
+    facts = [(c.point, c.outcome, c.text, c.redone) for c in contexts("after_tool", "tool_error")]
     text = f"{INTERRUPTED} [seen]"
     assert facts == [
         ("after_tool", "interrupted", INTERRUPTED, True), ("after_tool", "interrupted", text, True),
@@ -589,8 +589,8 @@ async def test_the_in_doubt_path(kernel: k.Kernel, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("denied", [False, True])
 async def test_a_person_lets_it_run_again(store: str, tmp_path: Path, denied: bool) -> None:
-    """Given a call in doubt that a person lets run again, then `before_tool` is asked again, and told so; where it says
-    no this time, the model is told that the first execution's outcome is unknown."""
+    """Given a call in doubt that a person lets run again, then `before_tool` is asked again, and its context says so;
+    where it refuses this time, the model reads that the first execution's outcome is unknown."""
     passes = iter([None, Refuse("no more") if denied else None])
 
     @hook("before_tool")
@@ -612,12 +612,12 @@ async def test_a_person_lets_it_run_again(store: str, tmp_path: Path, denied: bo
         await kernel.spawn("s", agent)
         await kernel.send("s")
         await kernel.paused("s")
-        assert told("after_tool") == []
+        assert contexts("after_tool") == []
         await kernel.ask("answer", "s", "r/1/0", "rerun", "", 1)
         assert (await kernel.end("s"))["status"] == "completed"
-        assert [c.redone for c in told("before_tool")] == [False, True]
+        assert [c.redone for c in contexts("before_tool")] == [False, True]
         [result] = await kernel.results()
-        [context] = told("after_tool")
+        [context] = contexts("after_tool")
         refused = f"{INTERRUPTED}; not executed again: the hook twice refused it: no more [seen]"
         assert result == (refused if denied else "noted x [seen]")
         assert (context.outcome, context.redone) == ("interrupted" if denied else "ok", True)
@@ -626,7 +626,7 @@ async def test_a_person_lets_it_run_again(store: str, tmp_path: Path, denied: bo
 
 async def test_a_person_answers_after_a_death(store: str, tmp_path: Path) -> None:
     """Given a process died after the hooks of the next model call, so that the tool before it is in doubt, and a person
-    is asked, then those hooks are told of the repetition, though the session has left a process of itself since."""
+    is asked, then those hooks learn of the repetition, though the session has left a process of itself since."""
     async with k.running(store, tmp_path) as kernel:
         deaths = iter([True])
 
@@ -640,7 +640,7 @@ async def test_a_person_answers_after_a_death(store: str, tmp_path: Path) -> Non
         await kernel.paused("s")
         await kernel.ask("answer", "s", "r/1/0", "ok", "paid", 1)
         assert (await kernel.end("s"))["status"] == "completed"
-        assert [(c.round, c.redone) for c in told("before_model")] == [(1, False), (2, False), (2, True)]
+        assert [(c.round, c.redone) for c in contexts("before_model")] == [(1, False), (2, False), (2, True)]
 
 
 async def test_a_person_answers(store: str, tmp_path: Path) -> None:
@@ -661,8 +661,8 @@ async def test_a_person_answers(store: str, tmp_path: Path) -> None:
         await kernel.ask("answer", "s", "r/1/0", "ok", "blue", 1)
         assert (await kernel.end("s"))["status"] == "completed"
         assert await kernel.results() == ["blue [seen]"]
-        assert [(c.outcome, c.text) for c in told("after_tool")] == [("ok", "blue")] * 2
-        assert (told("after_tool")[1].redone, len(told("before_tool"))) == (True, 1)
+        assert [(c.outcome, c.text) for c in contexts("after_tool")] == [("ok", "blue")] * 2
+        assert (contexts("after_tool")[1].redone, len(contexts("before_tool"))) == (True, 1)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -685,8 +685,8 @@ async def test_calls_that_are_given_up(kernel: k.Kernel, tmp_path: Path, cancell
 
 
 async def test_paging_is_no_repetition(tmp_path: Path) -> None:
-    """Given more sessions than processes, so that they leave theirs and come back, then no hook is told that anything
-    may have been done before, and none is called twice."""
+    """Given more sessions than processes, so that they leave theirs and come back, then no hook is called as a
+    possible repetition, and none is called twice."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, frames=1, latency=0.02) as kernel:
         names = [f"s{number}" for number in range(4)]
         for name in names:
@@ -709,7 +709,7 @@ async def linger(context: HookContext) -> None:
 
 async def test_an_upgrade_is_a_repetition(kernel: k.Kernel) -> None:
     """Given a run that its frame has begun with, and shown to a hook, when its session is upgraded before that is
-    committed, then another activation begins with it, and the hook is told that it may have seen the run before."""
+    committed, then another activation begins with it, and the hook learns that it may have seen the run before."""
     shown, point = asyncio.Event(), kernel.point
 
     async def waits(label: str, worker: k.Worker | None) -> None:
@@ -724,7 +724,7 @@ async def test_an_upgrade_is_a_repetition(kernel: k.Kernel) -> None:
     await shown.wait()
     await kernel.spawn("s", hooked("new", hooks=[linger], on_change="migrate", hash="new"))
     run = await kernel.end("s")
-    assert (run["text"], [context.redone for context in told("run_start")]) == ("new", [False, True])
+    assert (run["text"], [context.redone for context in contexts("run_start")]) == ("new", [False, True])
 
 
 async def test_a_failed_model_call(tmp_path: Path) -> None:
@@ -768,8 +768,8 @@ async def test_hooks_travel_by_value(kernel: k.Kernel, tmp_path: Path) -> None:
 
 
 def test_hooks_are_a_part_of_what_an_agent_is() -> None:
-    """A hook that came, went, has another source or another place is told by name; the same ones are no change, though
-    code that travels by value differs from process to process. An agent without hooks is the same as ever."""
+    """A hook that came, went, has another source or another place is reported by name; the same ones are no change,
+    though code that travels by value differs from process to process. An agent without hooks is the same as ever."""
 
     def compiled(*hooks: Any) -> dict[str, Any]:
         return compile_spec(AgentSpec(name="a", hooks=hooks), model="offline", profile=None).spec
@@ -800,7 +800,7 @@ def test_hooks_that_make_no_sense() -> None:
 
 
 def test_hooks_of_an_agent_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file names hooks as `module:function`; `certify` runs with them, and tells that they may act anywhere."""
+    """A file names hooks as `module:function`; `certify` runs with them, and reports that they may act anywhere."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "house_rules.py").write_text(
         "from understudy import hook\n@hook('before_tool')\ndef check(context):\n    return None\n"
@@ -821,7 +821,7 @@ PONDERING = asyncio.Event()
 @hook("after_tool")
 async def ponder(context: HookContext) -> None:
     """Take long over a result the first time."""
-    first = not told("after_tool")
+    first = not contexts("after_tool")
     seen("ponder", context)
     if first:
         PONDERING.set()
@@ -830,14 +830,14 @@ async def ponder(context: HookContext) -> None:
 
 async def test_a_cancel_while_a_hook_is_shown_a_result(kernel: k.Kernel, tmp_path: Path) -> None:
     """Given a call that has ended when its run is cancelled, while a hook is shown its result, then the hook is shown
-    it once more, is told so, and the call keeps its result."""
+    it once more, marked as redone, and the call keeps its result."""
     PONDERING.clear()
     await kernel.spawn("s", hooked([call(tmp_path / "n")], "done", hooks=[ponder]))
     await kernel.send("s")
     await PONDERING.wait()
     await kernel.ask("cancel", "s", "r", "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
-    assert [(c.outcome, c.text, c.redone) for c in told("after_tool")] == [
+    assert [(c.outcome, c.text, c.redone) for c in contexts("after_tool")] == [
         ("ok", "noted x", False),
         ("ok", "noted x", True),
     ]

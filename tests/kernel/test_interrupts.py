@@ -1,4 +1,4 @@
-"""A run is told to end while a call of it is under way: nothing of that stays, neither for the next run nor at the
+"""A run is asked to end while a call of it is under way: nothing of that stays, neither for the next run nor at the
 endpoint."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from . import kernel as k
 
 @tool(on_crash="rerun")
 async def watched() -> str:
-    """Go on until the agent's frame has asked to be told of a cancellation."""
+    """Go on until the agent's frame has asked to be notified of a cancellation."""
     worker = k.WORKER.get()
     assert worker is not None
     while not worker.kernel.service.interrupts:  # noqa: ASYNC110
@@ -54,13 +54,13 @@ async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
 def cancel(kernel: k.Kernel) -> asyncio.Task[list[bool]]:
     """Submit a cancel at once; it makes no points."""
     journal = kernel.service.journal
-    told = Journal.submit_all(journal, [lambda tx: request_cancel(tx, tx.session("s"), "enough")], "s")
-    return asyncio.get_running_loop().create_task(told)
+    submission = Journal.submit_all(journal, [lambda tx: request_cancel(tx, tx.session("s"), "enough")], "s")
+    return asyncio.get_running_loop().create_task(submission)
 
 
 async def test_a_watch_ends_with_its_tool(kernel: k.Kernel) -> None:
-    """Given tools that took so long that their frame asked to be told of a cancellation, when they have ended, then
-    that call has, too: a service can have only so many."""
+    """Given tools that took so long that their frame asked to be notified of a cancellation, when they have ended,
+    then that call has, too: a service can have only so many."""
     run = await kernel.run("s", k.spec(k.script([("watched", {})], [("watched", {})], "done"), [watched]))
     assert run["status"] == "completed"
     assert not kernel.service.interrupts
@@ -69,7 +69,7 @@ async def test_a_watch_ends_with_its_tool(kernel: k.Kernel) -> None:
 
 
 async def test_a_tool_that_has_long_been_at_work_hears_of_a_cancel(kernel: k.Kernel) -> None:
-    """Given a tool for which its frame waits to be told of a cancellation, when its run is cancelled, then it is
+    """Given a tool for which its frame waits to be notified of a cancellation, when its run is cancelled, then it is
     interrupted: the run need not be ended by force."""
     await kernel.spawn("s", k.spec(k.script([("lasts", {})], "done"), [lasts]))
     await kernel.send("s")
@@ -144,18 +144,18 @@ async def test_no_call_is_made_for_a_run_that_was_ended_by_force(kernel: k.Kerne
     """Given `shutdown=0`, when the run is cancelled in the transaction that lets it wait for a model, then the model is
     not called."""
     await kernel.spawn("s", k.spec(shutdown=0))
-    told = list[asyncio.Task[list[bool]]]()
+    submitted = list[asyncio.Task[list[bool]]]()
     point = kernel.point
 
     async def behind(label: str, worker: k.Worker | None) -> None:
-        if label == "before the commit" and "s" in kernel.service.claims and not told:  # the first step's
-            told.append(cancel(kernel))
+        if label == "before the commit" and "s" in kernel.service.claims and not submitted:  # the first step's
+            submitted.append(cancel(kernel))
         await point(label, worker)
 
     kernel.point = behind  # type: ignore[method-assign]
     await kernel.send("s")
     assert (await kernel.end("s"))["status"] == "cancelled"
-    assert await told[0] == [True]
+    assert await submitted[0] == [True]
     await kernel.send("s", "again", "r2")
     assert (await kernel.end("s", "r2"))["status"] == "completed"
     assert kernel.server.count == 1
@@ -165,14 +165,14 @@ async def test_an_input_behind_a_run_that_was_ended_by_force(kernel: k.Kernel) -
     """Given `shutdown=0` and a queued input, when the run is cancelled in the transaction that its frame commits in,
     then the next one begins at once, though that frame is fenced."""
     await kernel.spawn("s", k.spec(shutdown=0))
-    told = list[asyncio.Task[list[bool]]]()
+    submitted = list[asyncio.Task[list[bool]]]()
     point = kernel.point
 
     async def behind(label: str, worker: k.Worker | None) -> None:
-        if label == "before the commit" and "s" in kernel.service.claims and not told:
+        if label == "before the commit" and "s" in kernel.service.claims and not submitted:
             accepted = Journal.submit_all(kernel.service.journal, [lambda tx: accept(tx, "s", "r2", "again")], "s")
-            told.append(asyncio.get_running_loop().create_task(accepted))
-            told.append(cancel(kernel))
+            submitted.append(asyncio.get_running_loop().create_task(accepted))
+            submitted.append(cancel(kernel))
         await point(label, worker)
 
     kernel.point = behind  # type: ignore[method-assign]
@@ -187,13 +187,13 @@ async def test_a_late_notice_takes_the_place_of_no_newer_one(kernel: k.Kernel, l
     """Given a round that is interrupted while the commit is under way that lets it wait for its model, when a notice
     of an earlier round or run arrives behind that, then the round's call is aborted all the same."""
     await kernel.spawn("s", k.spec())
-    told = list[str]()
+    notified = list[str]()
     point = kernel.point
 
     async def behind(label: str, worker: k.Worker | None) -> None:
-        if label == "before the commit" and "s" in kernel.service.claims and not told:  # the first step's
+        if label == "before the commit" and "s" in kernel.service.claims and not notified:  # the first step's
             for run_id, round_number in (("r", 1), late):
-                told.append(run_id)
+                notified.append(run_id)
                 interrupted = Interrupted(run_id, 0, 1, round_number)
                 await kernel.service.notices.notice(News([], interrupted={"s": interrupted}))
         await point(label, worker)
@@ -213,7 +213,7 @@ class Gate:
 
 @tool(on_crash="rerun")
 async def stubborn() -> str:
-    """Go on until told, cancelled or not."""
+    """Go on until the gate is opened, cancelled or not."""
     Gate.begun.set()
     while not Gate.opened.is_set():
         with contextlib.suppress(asyncio.CancelledError):
@@ -370,8 +370,8 @@ async def test_an_interrupted_process_with_a_thread_that_goes_on_does_nothing_el
 
 
 async def test_a_late_call_leaves_the_watch_of_a_later_round_alone() -> None:
-    """Given a process that waits to be told of an interruption of its present round, when its call for an earlier one
-    arrives, then that is refused; and only what interrupts the present round is told."""
+    """Given a process that waits for an interruption of its present round, when its call for an earlier one arrives,
+    then that is refused; and only what interrupts the present round is reported."""
     interrupts, held = Interrupts(), ActivationId("s", 1, 1)
     with interrupts.watching(held, "r", 2) as reason:
         with pytest.raises(Fenced, match="round 1"), interrupts.watching(held, "r", 1):

@@ -16,7 +16,7 @@ from understudy.store.operations import timers
 from .. import tiers
 from . import kernel as k
 from .deaths import Deaths
-from .test_background import LONG, child, ends, lead, settled, start, told, worker
+from .test_background import LONG, child, ends, lead, reported, start, until_reported, worker
 from .test_supervision import Begun, does_not_listen
 from .test_waking import due, fire
 
@@ -145,14 +145,14 @@ async def test_names_of_wakeups_that_begin_alike(kernel: k.Kernel) -> None:
     assert (await kernel.results())[-1].startswith("wakeup a.b has fired ")
 
 
-async def test_a_stopped_sub_agent_is_told_once(kernel: k.Kernel) -> None:
+async def test_the_end_of_a_stopped_sub_agent_is_reported_once(kernel: k.Kernel) -> None:
     """Given a sub-agent that waits, when it is stopped twice, then it ends in the first one's transaction, the second
-    finds it not at work, and its end is told once."""
+    finds it not at work, and its end is reported once."""
     await begun(kernel, [start()], [pause(0.3)], [stop(child())], [stop(child())], "ok", worker=worker(LONG))
     await kernel.end("s")
     assert (await kernel.results())[2:] == [f"sub-agent {child()} is stopped", f"sub-agent {child()} is not at work"]
-    await settled(kernel)
-    assert await told(kernel) == [child()]
+    await until_reported(kernel)
+    assert await reported(kernel) == [child()]
     assert (await kernel.end(child(), "task"))["error"]["message"] == "its parent stopped it"
     kernel.check()
 
@@ -164,7 +164,7 @@ async def test_a_grace_is_shorter(kernel: k.Kernel, grace: float) -> None:
     helper = worker([("does_not_listen", {})], tools=[does_not_listen], shutdown=3600.0)
     await begun(kernel, [start()], [pause(3600)], [stop(child(), grace=grace)], "ok", worker=helper)
     await busy(kernel)
-    await settled(kernel)
+    await until_reported(kernel)
     assert (await kernel.end(child(), "task"))["status"] == "cancelled"
     [forced] = [e["data"] for e in await kernel.events(child()) if e["type"] == "shutdown_forced"]
     assert forced["waited"] == grace * 1_000_000
@@ -174,7 +174,7 @@ async def test_a_grace_is_shorter(kernel: k.Kernel, grace: float) -> None:
         else f"sub-agent {child()} is stopped"
     )
     assert (await kernel.results())[2] == said
-    assert await told(kernel) == [child()]
+    assert await reported(kernel) == [child()]
 
 
 async def test_a_second_stop_may_shorten_the_grace(kernel: k.Kernel) -> None:
@@ -184,13 +184,13 @@ async def test_a_second_stop_may_shorten_the_grace(kernel: k.Kernel) -> None:
     stops = [stop(child())], [stop(child(), grace=7200)], [stop(child(), grace=0.1)]
     await begun(kernel, [start()], [pause(3600)], *stops, "ok", worker=helper)
     await busy(kernel)
-    await settled(kernel)
+    await until_reported(kernel)
     has = f"sub-agent {child()} was told to end, and has "
     first, longer, shorter = (await kernel.results())[2:5]
     assert first == f"{has}3600 seconds for it"
     assert 3500 < float(longer.removeprefix(has).split()[0]) < 3600
     assert shorter == f"{has}0.1 seconds for it"
-    assert await told(kernel) == [child()]
+    assert await reported(kernel) == [child()]
 
 
 async def test_one_that_is_never_ended_by_force(kernel: k.Kernel) -> None:
@@ -202,13 +202,13 @@ async def test_one_that_is_never_ended_by_force(kernel: k.Kernel) -> None:
     assert (await kernel.results())[2] == f"sub-agent {child()} was told to end"
     assert (await kernel.info(child()))["active"]
     Begun.let_go.set()
-    await settled(kernel)
+    await until_reported(kernel)
     assert "shutdown_forced" not in await kernel.types(child())
 
 
 async def test_tasks_that_wait_are_stopped_as_well(kernel: k.Kernel) -> None:
     """Given a finished sub-agent that is sent two more tasks, when it is stopped in the same turn, then neither begins,
-    and the end of each is told."""
+    and the end of each is reported."""
     sends = [("send_to_agent", {"agent": child(), "message": text}) for text in ("more", "most")]
     helper = worker("dug", lifecycle="linked")
     await begun(kernel, [start()], [pause(0.5)], [*sends, stop(child())], "ok", worker=helper)
@@ -220,13 +220,13 @@ async def test_tasks_that_wait_are_stopped_as_well(kernel: k.Kernel) -> None:
     assert sum(run["started_at"] > 0 for run in runs) == 1
     for run in await kernel.ask("read", "runs", ["s"], {}):
         await kernel.end("s", run["run_id"])
-    assert await told(kernel) == [child()] * 3
+    assert await reported(kernel) == [child()] * 3
     kernel.check()
 
 
 async def test_only_jobs_of_its_own(kernel: k.Kernel) -> None:
     """Given another session with a wakeup and a sub-agent that is waited for, when a model names what is not its own,
-    or no job at all, then nothing is stopped, and it is told so."""
+    or no job at all, then nothing is stopped, and the results say so."""
     await kernel.spawn("other", k.spec())
     await kernel.ask("schedule", "other", {"name": "w", "prompt": "x", "seconds": 3600, "every": None})
     calls = [stop("other"), stop("w"), stop(5), stop("x", grace=-1), stop("x", grace="1"), ("stop_job", {})]  # type: ignore[arg-type]
@@ -243,7 +243,8 @@ async def test_only_jobs_of_its_own(kernel: k.Kernel) -> None:
 @pytest.mark.parametrize("tenths", range(1, 10))
 async def test_a_stop_races_with_an_end(kernel: k.Kernel, tenths: int) -> None:
     """Given a wakeup that fires and a sub-agent that finishes about when they are stopped, then each result says which
-    was first: a stopped wakeup has not fired, one that has fired does so once, and the sub-agent's end is told once."""
+    was first: a stopped wakeup has not fired, one that has fired does so once, and the sub-agent's end is reported
+    once."""
     about = tenths / 20
     helper = worker([pause(about)], "dug")
     await begun(
@@ -251,12 +252,12 @@ async def test_a_stop_races_with_an_end(kernel: k.Kernel, tenths: int) -> None:
     )
     await kernel.end("s")
     woken, ended = (await kernel.results())[-2:]
-    await settled(kernel)
+    await until_reported(kernel)
     await kernel.quiet()
     fired = (await names(kernel, "timer_fired")).count("w")
     cancelled = (await names(kernel, "timer_cancelled")).count("w")
     assert (fired, cancelled) == ((0, 1) if woken == "wakeup w is stopped" else (1, 0))
-    assert await told(kernel) == [child(index=1)]
+    assert await reported(kernel) == [child(index=1)]
     finished = (await kernel.end(child(index=1), "task"))["status"]
     assert ended.endswith("is not at work") or finished == "cancelled"
     kernel.check()
@@ -267,7 +268,7 @@ async def test_a_stop_races_with_an_end(kernel: k.Kernel, tenths: int) -> None:
 @pytest.mark.parametrize("victim", ["frame", "node"])
 async def test_a_death_at_every_point(store: str, tmp_path: Path, victim: str) -> None:
     """Given a session that starts, lists and stops jobs of both kinds, when a frame or the node service dies at any
-    point, then each is stopped once, and told once, and the transcript is that without a death."""
+    point, then each is stopped once, and reported once, and the transcript is that without a death."""
     problems = []
     async with k.running(store, tmp_path) as kernel:
         wanted = await _stopped(kernel, "clean")
@@ -291,13 +292,13 @@ async def test_a_death_at_every_point(store: str, tmp_path: Path, victim: str) -
 
 async def _stopped(kernel: k.Kernel, session_id: str) -> tuple[Any, ...]:
     """What comes of a session that starts two jobs, lists them and stops them: its results without ids and times, its
-    wakeups that were given up, those that fired, and how often its sub-agent was told of and cancelled."""
+    wakeups that were given up, those that fired, and how often its sub-agent was reported and cancelled."""
     job = child_identifier(session_id, "r/1/0")
     replies = [start(), wakeup()], [("list_jobs", {})], [stop(job), stop("w")], "ok"
     await kernel.spawn(session_id, boss(*replies, worker=worker(LONG)))
     await kernel.send(session_id)
     await kernel.end(session_id)
-    await settled(kernel, session_id)
+    await until_reported(kernel, session_id)
     said = [
         re.sub(r"[0-9.]+ seconds?|\(\w+\),|is stopped|was told.*", "N", text)
         for text in await kernel.results(session_id)
@@ -308,6 +309,6 @@ async def _stopped(kernel: k.Kernel, session_id: str) -> tuple[Any, ...]:
         [text.replace(job, "JOB") for text in said],
         {name: cancelled.count(name) for name in cancelled},
         await names(kernel, "timer_fired", session_id),
-        (await told(kernel, session_id)).count(job),
+        (await reported(kernel, session_id)).count(job),
         (await kernel.types(job)).count("cancel_requested"),
     )

@@ -126,7 +126,7 @@ class SlowLoading:
 
 
 async def cut_off(kernel: k.Kernel, session_id: str) -> k.Worker:
-    """Have the session's frame given up although its process goes on: another one takes the session."""
+    """Have the session's frame given up although its process goes on: another one takes over the session."""
     worker = kernel.holder(session_id)
     assert worker is not None
     await kernel.service.deaths.frame_died(worker.frame_id, "unresponsive")
@@ -145,7 +145,7 @@ async def test_no_tool_of_an_activation_that_was_fenced_while_its_code_was_loade
     worker = await cut_off(kernel, "s")
     assert (await kernel.end("s"))["status"] == "completed"
     loading.there.set()
-    await asyncio.wait_for(worker.task, 10)  # told to leave, after whatever it did
+    await asyncio.wait_for(worker.task, 10)  # it has to leave, after whatever it did
     assert BEGAN == [("acted", 2)]
 
 
@@ -179,8 +179,8 @@ async def test_a_call_whose_code_can_not_be_loaded_never_starts(
     assert (events["tool_finished"]["outcome"], events["tool_finished"]["executions"]) == ("error", 0)
 
 
-async def test_a_lease_that_is_over_when_the_commit_is_told(kernel: k.Kernel, clock: Clock) -> None:
-    """A process that was stopped from its commit on commits anew before it starts the tool."""
+async def test_a_lease_that_is_over_when_the_commit_is_acknowledged(kernel: k.Kernel, clock: Clock) -> None:
+    """A process that was stopped from its commit on commits again before it starts the tool."""
 
     def stopped(_number: int, label: str, _worker: k.Worker | None) -> None:
         if label == "reply to commit" and kernel.points.count(label) == 1:
@@ -194,7 +194,7 @@ async def test_a_lease_that_is_over_when_the_commit_is_told(kernel: k.Kernel, cl
 
 async def test_no_tool_of_an_activation_that_was_fenced_after_its_commit(kernel: k.Kernel, clock: Clock) -> None:
     """Given a process that was stopped right after it committed the start of a tool, when it goes on after another one
-    took over, then it does not start the tool, and the call is told as in doubt once."""
+    took over, then it does not start the tool, and the call is reported as in doubt once."""
     stopped, go_on = asyncio.Event(), asyncio.Event()
     committing = kernel.service.commit
 
@@ -221,7 +221,7 @@ async def test_no_tool_of_an_activation_that_was_fenced_after_its_commit(kernel:
 async def test_a_lease_that_is_over_when_the_thread_starts(
     kernel: k.Kernel, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that was started looks at the lease itself: where it is over the start is committed anew."""
+    """The thread that was started looks at the lease itself: where it is over the start is committed again."""
 
     class Late(Thread):
         def run(self) -> None:
@@ -253,7 +253,7 @@ async def test_a_lease_that_is_over_when_a_task_begins(
 
 
 async def test_a_lease_that_is_over_when_a_function_is_to_find_out(kernel: k.Kernel, clock: Clock) -> None:
-    """What finds out about a call in doubt begins on the strength of a commit as well; the doubt is told once."""
+    """What finds out about a call in doubt begins on the strength of a commit as well; the doubt is reported once."""
 
     def stopped(_number: int, label: str, _worker: k.Worker | None) -> None:
         if label == "reply to commit" and kernel.points.count(label) == 2:
@@ -272,12 +272,12 @@ def _with(module: Any, **changed: Any) -> Any:
 
 async def test_a_call_in_doubt_is_not_said_to_be_cancelled(kernel: k.Kernel) -> None:
     """Given a run that was cancelled, and whose process died in a tool before it heard of that, when another process
-    ends the run, then the next one is told that nobody knows what became of the call."""
+    ends the run, then the next one reads that nobody knows what became of the call."""
     await kernel.spawn("s", k.spec(k.script([("cancelled_and_gone", {})], "done"), [cancelled_and_gone]))
     await kernel.send("s")
     assert (await kernel.end("s"))["status"] == "cancelled"
-    [told] = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
-    assert told.startswith("interrupted")
+    [result] = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
+    assert result.startswith("interrupted")
 
 
 async def test_a_call_that_a_person_is_asked_about_is_not_said_to_be_cancelled(kernel: k.Kernel) -> None:
@@ -287,13 +287,13 @@ async def test_a_call_that_a_person_is_asked_about_is_not_said_to_be_cancelled(k
     await kernel.until("s", "input_requested")
     await kernel.ask("cancel", "s", None, "enough")
     assert (await kernel.end("s"))["status"] == "cancelled"
-    [told] = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
-    assert told.startswith("interrupted")
+    [result] = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
+    assert result.startswith("interrupted")
 
 
 async def test_nothing_is_late_while_the_store_is_waited_for() -> None:
     """Given a call that waits for the commit of its start, however long the store is away, then its process is not
-    past any deadline, though it is when the commit is told and code of the user's goes on running."""
+    past any deadline, though it is when the commit is acknowledged and code of the user's goes on running."""
     late: list[float] = []
 
     class Away:

@@ -126,15 +126,15 @@ async def test_a_retry_that_completes_resolves_its_entry(kernel: k.Kernel) -> No
     await put(kernel, **FAILS)
     await ran(kernel)
     [entry] = await triage(kernel)
-    told = await kernel.ask("retry_triage", entry["id"])
-    assert (await kernel.end(told["session_id"], told["run_id"]))["status"] == "round_limit"
+    retry = await kernel.ask("retry_triage", entry["id"])
+    assert (await kernel.end(retry["session_id"], retry["run_id"]))["status"] == "round_limit"
     [again] = await triage(kernel)
-    assert (again["id"], again["count"], again["retry_run"]) == (entry["id"], 2, told["run_id"])
+    assert (again["id"], again["count"], again["retry_run"]) == (entry["id"], 2, retry["run_id"])
     await put(kernel, **PASSES)
     await ran(kernel)
     assert len(await triage(kernel)) == 1  # a run that was not begun for it
-    told = await kernel.ask("retry_triage", entry["id"])
-    assert (await kernel.end(told["session_id"], told["run_id"]))["status"] == "completed"
+    retry = await kernel.ask("retry_triage", entry["id"])
+    assert (await kernel.end(retry["session_id"], retry["run_id"]))["status"] == "completed"
     assert await triage(kernel) == []
     [resolved] = await triage(kernel, resolved=True)
     assert (resolved["resolved_by"], resolved["count"]) == ("", 2)
@@ -157,18 +157,18 @@ async def test_a_firing_that_begins_nothing_goes_to_triage(kernel: k.Kernel) -> 
 
 
 async def test_a_firing_knows_of_those_before_it(kernel: k.Kernel) -> None:
-    """Given a loop, then the first firing is told nothing but its task, the next ones what became of those before, and
-    what is open in triage; what they were told is their run's input."""
+    """Given a loop, then the first firing gets nothing but its task, the next ones also what became of those before,
+    and what is open in triage; all of it is their run's input."""
     await loop(kernel, **FAILS)
     first = await ran(kernel)
     assert first["content"] == "go"
     await loop(kernel)
     second = await ran(kernel)
-    task, _, told = second["content"].partition("\n\n")
-    assert (task, told.splitlines()[0], told.splitlines()[-1]) == ("go", HEAD, FOOT)
-    assert "Runs: 1 attempted, 0 passed, 1 failed, 0 cancelled, 0 pending." in told
+    task, _, history = second["content"].partition("\n\n")
+    assert (task, history.splitlines()[0], history.splitlines()[-1]) == ("go", HEAD, FOOT)
+    assert "Runs: 1 attempted, 0 passed, 1 failed, 0 cancelled, 0 pending." in history
     [entry] = await triage(kernel)
-    assert f"- {entry['id']}: once, last " in told
+    assert f"- {entry['id']}: once, last " in history
     third = await ran(kernel)
     assert "Runs: 2 attempted, 1 passed, 1 failed, 0 cancelled, 0 pending." in third["content"]
     assert "passed: all is well" in third["content"]
@@ -189,15 +189,15 @@ async def test_parts_of_an_input_stay_as_they_are(kernel: k.Kernel) -> None:
 
 
 async def test_what_a_run_said_can_not_end_the_memory(kernel: k.Kernel) -> None:
-    """Given a run whose answer has the memory's marks, then the next one is told a text without them."""
+    """Given a run whose answer has the memory's marks, then the next one gets a text without them."""
     await loop(kernel, spec=k.spec(k.script(f"a {FOOT} b {HEAD}"), hash="forges"))
     await ran(kernel)
-    told = (await ran(kernel))["content"]
-    assert (told.count(HEAD), told.count(FOOT)) == (1, 1)
-    assert "a [/loop-memory] b [loop-memory]" in told
+    content = (await ran(kernel))["content"]
+    assert (content.count(HEAD), content.count(FOOT)) == (1, 1)
+    assert "a [/loop-memory] b [loop-memory]" in content
 
 
-async def test_a_schedule_without_memory_is_told_nothing(kernel: k.Kernel) -> None:
+async def test_a_schedule_without_memory_gets_its_input_only(kernel: k.Kernel) -> None:
     """Given a schedule that is no loop, then its firings get its input, and nothing is known of them."""
     await put(kernel, **PASSES)
     for _ in range(2):
@@ -237,7 +237,7 @@ async def test_overlap_cancel_tells_the_next_firing(kernel: k.Kernel) -> None:
 
 async def test_memory_that_is_reset(kernel: k.Kernel) -> None:
     """Given a loop that is reset while a run goes on, then it knows nothing, of that run's end either; the next firing
-    is told what is open in triage only."""
+    gets what is open in triage only."""
     kernel.server.hold()
     await loop(kernel)
     done = await fire(kernel)
@@ -258,8 +258,8 @@ async def test_memory_that_is_reset(kernel: k.Kernel) -> None:
     ids=["all", "session", "workflow"],
 )
 async def test_what_is_no_loop(kernel: k.Kernel, fields: dict[str, Any]) -> None:
-    """Given a schedule whose firings overlap, or share a session, or run a workflow, then it can't be a loop, and is
-    told why."""
+    """Given a schedule whose firings overlap, or share a session, or run a workflow, then it can't be a loop, and
+    the error says why."""
     await kernel.spawn("s", k.spec())
     with pytest.raises(InvalidInput, match="memory goes with an agent's session for each firing"):
         await loop(kernel, **fields)
@@ -302,7 +302,7 @@ async def test_a_schedule_has_so_many_entries(kernel: k.Kernel) -> None:
 
 async def test_a_failure_shows_no_secret(kernel: k.Kernel) -> None:
     """Given runs of a loop whose errors have a secret in them, each another one, then neither triage, which outlives
-    their sessions, nor what the next firing is told has it, and they are one entry."""
+    their sessions, nor the input of the next firing has it, and they are one entry."""
     await loop(kernel, **SLOW)
     secrets = [f"sk-{letter * 40}7" for letter in "ab"]
     for secret in secrets:
@@ -315,10 +315,10 @@ async def test_a_failure_shows_no_secret(kernel: k.Kernel) -> None:
     [entry] = await triage(kernel)
     assert entry["count"] == 2
     last = (await fire(kernel))["last_run"]
-    told = (await kernel.ask("read", "run", [last, last], {}))["content"]
+    content = (await kernel.ask("read", "run", [last, last], {}))["content"]
     for secret in secrets:
         assert secret not in entry["text"]
-        assert secret not in told
+        assert secret not in content
         assert secret not in str(await memory(kernel))
 
 
@@ -372,7 +372,7 @@ async def test_a_death_anywhere_counts_a_run_once(kernel: k.Kernel, victim: str)
         await kernel.quiet()
         found = [(entry["count"], entry["last_run"]) for entry in await triage(kernel) if entry["schedule"] == name]
         if found != [(1, run["run_id"])] or run["content"] != clean["content"]:
-            problems.append(f"{deaths.where}: triage has {found} of run {run['run_id']}, told {run['content']!r}")
+            problems.append(f"{deaths.where}: triage has {found} of run {run['run_id']}, input {run['content']!r}")
         if (known := numbers(await memory(kernel, name))) != {"attempted": 1, "failed": 1}:
             problems.append(f"{deaths.where}: the loop knows of {known}")
     assert not problems, "\n".join(problems)

@@ -1,4 +1,4 @@
-"""A commit whose reply is lost: it happened, nobody was told, and it is repeated. Nothing may be missing or doubled."""
+"""A commit whose reply is lost: it happened, nobody knows, and it is repeated. Nothing may be missing or doubled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Broken:
 
 @pytest.mark.thorough
 async def test_the_reply_to_any_commit_may_be_lost(store: str, tmp_path: Path) -> None:
-    """Given a session of three rounds, when the reply to its n-th commit is lost, then a client that waits is told of
+    """Given a session of three rounds, when the reply to its n-th commit is lost, then a client that waits learns of
     its end, its transcript is the same, and metrics and the log of spans have every event once, for every n."""
     notes = tmp_path / "notes"
     script = k.script(*([("look", {"path": str(notes), "text": "x"})] for _ in range(MODEL_CALLS - 1)), "done")
@@ -55,8 +55,8 @@ async def test_the_reply_to_any_commit_may_be_lost(store: str, tmp_path: Path) -
             ended = await kernel.run(session_id, k.spec(script, [k.look]))
             service.journal._transaction = broken._transaction  # type: ignore[method-assign]
             assert ended["status"] == "completed"
-            told = await kernel.ask("watch", f"{session_id}/again", {session_id: {"after": 0, "ends": True}}, 5.0)
-            assert [event["run_id"] for event in told["events"]] == ["r"], f"commit {number}"
+            watched = await kernel.ask("watch", f"{session_id}/again", {session_id: {"after": 0, "ends": True}}, 5.0)
+            assert [event["run_id"] for event in watched["events"]] == ["r"], f"commit {number}"
             assert await kernel.transcript(session_id) == wanted, f"commit {number}"
             number += 1
         assert number > 2 * MODEL_CALLS
@@ -64,13 +64,13 @@ async def test_the_reply_to_any_commit_may_be_lost(store: str, tmp_path: Path) -
         stored = await service.reading.query(queries.writer_events, service.config.writer, 0, 100_000)
         assert [event.writer_seq for event in stored] == list(range(1, len(stored) + 1))
         for cursor in range(0, len(stored), 7):
-            told = await service.projection.read_events(cursor, 5)
-            assert [event.writer_seq for event in told] == [event.writer_seq for event in stored[cursor : cursor + 5]]
+            read = await service.projection.read_events(cursor, 5)
+            assert [event.writer_seq for event in read] == [event.writer_seq for event in stored[cursor : cursor + 5]]
         finished = sum(isinstance(event, RunFinished) for event in stored)
         answered = sum(isinstance(event, ModelCallCompleted) for event in stored)
         assert (finished, answered) == (number + 1, (number + 1) * MODEL_CALLS)
         metrics = service.projection.metrics
-        while metrics.writer_seq < len(stored):  # noqa: ASYNC110 - what the store has and nobody told is caught up in the background
+        while metrics.writer_seq < len(stored):  # noqa: ASYNC110 - what the store has and nobody sent is caught up in the background
             await asyncio.sleep(0.01)
         assert value(metrics, "understudy_runs_finished_total", status="completed") == finished
         assert value(metrics, "understudy_model_calls_total", outcome="ok") == answered

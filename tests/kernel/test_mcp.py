@@ -95,7 +95,7 @@ async def test_a_model_is_offered_a_servers_tools_and_calls_them(store: str, tmp
 
 
 async def test_a_call_without_a_host_was_not_made(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given no process that holds servers, when a tool of one is called, then the model is told that it was not
+    """Given no process that holds servers, when a tool of one is called, then the model reads that it was not
     executed, and nothing is in doubt."""
     spec = agent([("test_add", {"a": 2, "b": 3})], "done", servers=[server(tmp_path)])
 
@@ -177,7 +177,7 @@ async def test_a_node_service_that_dies_during_a_call_costs_nothing(dsn: str, tm
 @pytest.mark.parametrize("tool", ["hold", "look"])
 async def test_a_call_that_its_server_dies_with_is_in_doubt(victim: str, tool: str, dsn: str, tmp_path: Path) -> None:
     """Given a call under way, when its server dies, alone or with others, then the tool's `on_crash` decides: one that
-    only reads is called again on the next server, of the other the model is told that nobody knows."""
+    only reads is called again on the next server, of the other the model reads that nobody knows."""
     spec = agent([(f"test_{tool}", {"word": "x"})], "done", servers=[server(tmp_path)])
     async with k.running(dsn, tmp_path) as kernel:
         await kernel.spawn("s", spec)
@@ -258,7 +258,7 @@ async def test_a_cancelled_call_is_given_up_at_the_host(dsn: str, tmp_path: Path
 
 @pytest.mark.parametrize("ends_by", ["cancel", "steer"])
 async def test_what_is_said_of_calls_that_are_given_up(ends_by: str, dsn: str, tmp_path: Path) -> None:
-    """Given calls under way, when their run is cancelled or steered away from them, then the model is told that nobody
+    """Given calls under way, when their run is cancelled or steered away from them, then the model reads that nobody
     knows the outcome of the one that may have an effect, and that the one that only reads is cancelled."""
     spec = agent([("test_hold", {"word": "x"}), ("test_look", {"word": "y"})], "done", servers=[server(tmp_path)])
     async with k.running(dsn, tmp_path) as kernel:
@@ -322,7 +322,7 @@ def watched(kernel: k.Kernel, before: Callable[[], None] = lambda: None) -> list
     return found
 
 
-async def test_a_call_that_the_host_was_told_to_forget_is_not_made_again(dsn: str, tmp_path: Path) -> None:
+async def test_a_call_that_the_host_has_given_up_is_not_made_again(dsn: str, tmp_path: Path) -> None:
     """Given a call under way, when its frame hangs and its run is ended by force, then the host gives the call up, and
     is not asked for it again."""
     spec = agent([("test_hold", {"word": "x"})], "done", servers=[server(tmp_path)], shutdown=0)
@@ -552,7 +552,7 @@ async def test_a_tree_that_has_a_removed_ones_id_has_its_own_server(dsn: str, tm
 
 async def test_a_shared_server_is_started_again_under_many_sessions(dsn: str, tmp_path: Path) -> None:
     """Given twenty sessions that are at calls of one shared server, when it is killed, then one other is started and
-    all go on: calls that may be made again are, and of the others the models are told."""
+    all go on: calls that may be made again are, and the others are reported to the models."""
     specs = {
         f"s{number}": agent(
             [(f"test_{'look' if number % 2 else 'hold'}", {"word": f"w{number}"})], "done",

@@ -151,7 +151,7 @@ async def test_an_answer_is_passed_on_once(tool: str, store: str, tmp_path: Path
 @pytest.mark.parametrize("tool", ["order", "check", "ask"])
 async def test_a_server_that_dies_while_a_person_thinks(victim: str, tool: str, dsn: str, tmp_path: Path) -> None:
     """Given a question, when the server or its host dies, then the answer finds the call in doubt, and the tool's
-    `on_crash` decides: it is told, made again (and asks again), or asked about."""
+    `on_crash` decides: it is reported, made again (and asks again), or asked about."""
     go(tmp_path, 1)
     on_crash = {"order": "ask"} if tool == "ask" else {}
     called = "check" if tool == "check" else "order"
@@ -225,7 +225,7 @@ async def test_nobody_answers_a_call_that_is_cancelled(store: str, tmp_path: Pat
 
 async def test_an_answer_whose_call_is_steered_away_from(dsn: str, tmp_path: Path) -> None:
     """Given an answer for a server that no process has passed on, when a message interrupts the call, then the answer
-    is done with as the call is, and the server is told that nobody says anything."""
+    is done with as the call is, and the server learns that nobody says anything."""
     go(tmp_path, 1)
     async with k.running(dsn, tmp_path) as kernel:
         asked = await begin(kernel, agent(tmp_path, order()))
@@ -269,7 +269,7 @@ async def test_a_question_that_no_node_service_knows_is_given_up(dsn: str, tmp_p
 
 
 async def test_a_question_that_is_given_up_is_cancelled(dsn: str, tmp_path: Path) -> None:
-    """`abort_pending` has the server told `cancel`, and the call goes on."""
+    """`abort_pending` sends the server `cancel`, and the call goes on."""
     go(tmp_path, 1)
     async with k.running(dsn, tmp_path) as kernel:
         asked = await begin(kernel, agent(tmp_path, order()))

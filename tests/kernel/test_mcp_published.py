@@ -85,8 +85,8 @@ async def test_three_published_servers_are_used_by_one_agent(tmp_path: Path, wor
 
 async def test_published_servers_that_are_killed_during_calls_are_started_again(tmp_path: Path, work: Path) -> None:
     """Given a call of each of three servers, when each is killed during its call, then calls of tools that say of
-    themselves that they only read or may be repeated are made again by the next process, and of a commit the model is
-    told that nobody knows; a second round finds all three at work."""
+    themselves that they only read or may be repeated are made again by the next process, and of a commit the model
+    reads that nobody knows; a second round finds all three at work."""
     spec = agent(
         work,
         [

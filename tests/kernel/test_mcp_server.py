@@ -94,7 +94,7 @@ async def test_a_call_is_a_run(cluster: LocalCluster, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "problem"),
     [
         ({}, "missing required field `prompt`"),
         ({"prompt": ""}, "length >= 1"),
@@ -103,12 +103,12 @@ async def test_a_call_is_a_run(cluster: LocalCluster, mode: str) -> None:
         ({"prompt": "other", "run_id": "taken"}, "run_conflict"),
     ],
 )
-async def test_what_can_not_be_asked(cluster: LocalCluster, arguments: dict[str, Any], told: str) -> None:
+async def test_what_can_not_be_asked(cluster: LocalCluster, arguments: dict[str, Any], problem: str) -> None:
     """Wrong arguments, or another prompt under a run id, are an error that the calling model can read."""
     async with client(cluster, agent("done", name="strict")) as connected:
         await connected.call_tool("strict", {"prompt": "first", "run_id": "taken"})
         result = await connected.call_tool("strict", arguments)
-        assert (result.is_error, told in said(result)) == (True, True), said(result)
+        assert (result.is_error, problem in said(result)) == (True, True), said(result)
 
 
 async def test_no_other_session_is_reached(cluster: LocalCluster) -> None:
@@ -127,14 +127,14 @@ async def test_a_run_that_fails(cluster: LocalCluster) -> None:
     assert "The run ended as round_limit: no answer after 1 rounds" in said(result)
 
 
-async def test_progress_is_told(cluster: LocalCluster) -> None:
+async def test_progress_is_reported(cluster: LocalCluster) -> None:
     """A client that asks for progress hears of the run's events, in order."""
     heard: list[tuple[float, str | None]] = []
 
     async def hear(progress: float, _total: float | None, message: str | None) -> None:
         heard.append((progress, message))
 
-    spec = agent([("note", {"text": "x"})], [("wait", {"seconds": 0.2})], "done", name="told")
+    spec = agent([("note", {"text": "x"})], [("wait", {"seconds": 0.2})], "done", name="reports")
     async with client(cluster, spec, mode="legacy") as connected:
         await connected.call_tool(spec.name, {"prompt": "go"}, progress_callback=hear)
     assert [number for number, _ in heard] == [*range(1, len(heard) + 1)]
@@ -239,7 +239,7 @@ async def test_people_are_asked_by_the_client(cluster: LocalCluster, mode: str) 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_person_who_does_not_answer(cluster: LocalCluster, mode: str) -> None:
-    """A client that asks nobody, or whose person declines, is told what is waited for and how it is answered; the run
+    """A client that asks nobody, or whose person declines, reads what is waited for and how it is answered; the run
     goes on when that is done, and the same call has its answer then."""
     spec = agent([("request_user_input", {"prompt": "Which one?"})], "done", name=f"declined-{mode}")
     declined: Answer = lambda _: types.ElicitResult(action="decline")  # noqa: E731

@@ -64,7 +64,9 @@ async def kernel(store: str, tmp_path: Path) -> AsyncIterator[k.Kernel]:
         yield made
 
 
-async def told(kernel: k.Kernel, *calls: tuple[str, dict[str, Any]], session_id: str = "s", **more: Any) -> list[str]:
+async def results_of(
+    kernel: k.Kernel, *calls: tuple[str, dict[str, Any]], session_id: str = "s", **more: Any
+) -> list[str]:
     """The results of these calls, made one after the other by a new session."""
     instructions = k.script(*([call] for call in calls), "done")
     ended = await kernel.run(session_id, k.spec(instructions, TOOLS, **more))
@@ -93,7 +95,7 @@ async def data(kernel: k.Kernel, event_type: str, session_id: str = "s") -> list
 
 async def test_notes_are_written_read_and_removed(kernel: k.Kernel) -> None:
     """Each call has its effect and says which version it made; each scope counts its own."""
-    found = await told(
+    found = await results_of(
         kernel,
         ("add_note", {"text": "one", "key": "a"}),
         ("add_note", {"text": "again", "key": "a"}),
@@ -124,14 +126,16 @@ async def test_notes_are_written_read_and_removed(kernel: k.Kernel) -> None:
 async def test_notes_of_agents_and_projects_are_shared(kernel: k.Kernel) -> None:
     """Another session of the agent's name, or of the project, reads them; another project's agent does not."""
     shop = memory(project="shop")
-    await told(kernel, ("add_note", {"text": "x", "key": "p", "scope": "project"}), session_id="one", memory=shop)
-    await told(kernel, ("add_note", {"text": "y", "key": "q", "scope": "agent"}), session_id="two", memory=shop)
+    await results_of(kernel, ("add_note", {"text": "x", "key": "p", "scope": "project"}), session_id="one", memory=shop)
+    await results_of(kernel, ("add_note", {"text": "y", "key": "q", "scope": "agent"}), session_id="two", memory=shop)
     listed = ("list_notes", {})
-    assert await told(kernel, listed, session_id="three", memory=shop) == [
+    assert await results_of(kernel, listed, session_id="three", memory=shop) == [
         "agent note q (version 1): y\nproject note p (version 1): x"
     ]
-    assert await told(kernel, listed, session_id="four", memory=shop, name="other") == ["project note p (version 1): x"]
-    refused = await told(kernel, ("add_note", {"text": "x", "scope": "project"}), session_id="five", name="other")
+    assert await results_of(kernel, listed, session_id="four", memory=shop, name="other") == [
+        "project note p (version 1): x"
+    ]
+    refused = await results_of(kernel, ("add_note", {"text": "x", "scope": "project"}), session_id="five", name="other")
     assert refused == ["scope is 'project', and must be one of session, agent"]
 
 
@@ -157,17 +161,17 @@ async def test_a_board_is_one_for_a_tree(kernel: k.Kernel) -> None:
     ]
 
 
-async def test_a_todo_list_is_told_and_kept(kernel: k.Kernel) -> None:
-    """The whole list is replaced; clients are told of it, and it is no note of the lists."""
+async def test_a_todo_list_is_reported_and_kept(kernel: k.Kernel) -> None:
+    """The whole list is replaced; clients get an event of it, and it is no note of the lists."""
     items = [{"text": "buy", "status": "done"}, {"text": "cook", "status": "in_progress"}]
-    found = await told(kernel, ("todo", {"items": items}), ("list_notes", {}), ("todo", {"items": []}))
+    found = await results_of(kernel, ("todo", {"items": items}), ("list_notes", {}), ("todo", {"items": []}))
     assert found == ["1 of 2 done\n[x] buy\n[~] cook", "there are no notes", "the todo list is empty"]
     assert await data(kernel, "todo_updated") == [{"items": items, "done": 1}, {"items": [], "done": 0}]
 
 
 async def test_the_time_is_the_commits(kernel: k.Kernel) -> None:
     """It is the time of the commit that has the call, in UTC and at the offset that was asked for."""
-    utc, there = await told(kernel, ("current_time", {}), ("current_time", {"offset": "-03:30"}))
+    utc, there = await results_of(kernel, ("current_time", {}), ("current_time", {"offset": "-03:30"}))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \([A-Z][a-z]+day\), UTC", utc)
     assert re.search(r", UTC; \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d-03:30 at -03:30$", there)
 
@@ -190,7 +194,7 @@ WRONG = [
 
 async def test_what_is_wrong_is_said(kernel: k.Kernel) -> None:
     """Arguments that mean nothing are refused with what is wrong with them, and nothing changes."""
-    found = await told(kernel, *((name, arguments) for name, arguments, _ in WRONG))
+    found = await results_of(kernel, *((name, arguments) for name, arguments, _ in WRONG))
     for text, (_, _, expected) in zip(found, WRONG, strict=True):
         assert text.startswith(expected), text
     assert (await stored(kernel), await stored(kernel, "tree")) == ({}, {})
@@ -217,7 +221,7 @@ async def test_notes_are_bounded(kernel: k.Kernel) -> None:
 async def test_secrets_are_not_noted(kernel: k.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A note has no value of a secret variable of its process, as results of tools have none."""
     monkeypatch.setenv("SHOP_API_KEY", "abcdefgh12345678")
-    await told(kernel, ("add_note", {"text": "key abcdefgh12345678", "key": "a"}))
+    await results_of(kernel, ("add_note", {"text": "key abcdefgh12345678", "key": "a"}))
     assert await stored(kernel) == {"a": ("key ***", 1)}
 
 
@@ -250,7 +254,7 @@ async def test_a_note_whose_run_is_cancelled_is_not_said_to_be_cancelled(kernel:
 
 async def test_memory_is_shown_behind_the_input_where_it_is_new(kernel: k.Kernel) -> None:
     """Given notes that change between some runs, then a run begins with them only if the model does not see the same
-    already; a session without any is shown nothing, and one that has lost all is told so."""
+    already; a session without any is shown nothing, and one that has lost all is shown that."""
     await kernel.spawn("s", k.spec("", TOOLS, memory=memory()))
 
     async def run(number: int) -> list[str]:
@@ -376,8 +380,8 @@ async def test_no_update_of_a_board_is_lost(store: str, tmp_path: Path) -> None:
         kernel.on_point = None
         assert ended["status"] == "completed"
         assert await stored(kernel, "tree") == {"count": ("8", 9)}
-        told = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
-        assert told[1:] == ["counted"] * 8
+        results = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
+        assert results[1:] == ["counted"] * 8
 
 
 async def test_prompts_begin_as_the_ones_before(store: str, tmp_path: Path) -> None:
@@ -483,7 +487,7 @@ def providers(*items: Any, **more: Any) -> dict[str, Any]:
 
 
 async def test_providers_recall_and_remember(kernel: k.Kernel) -> None:
-    """What a provider recalls of the input is shown with its name; at the end another one is told of the answer."""
+    """What a provider recalls of the input is shown with its name; at the end another one receives the answer."""
     CALLED.clear()
     await kernel.run("s", k.spec(k.script("done"), memory=providers(recalls, Diary)), "order 7")
     [text] = await shown(kernel)
@@ -557,7 +561,7 @@ async def test_all_of_what_was_merged_is_recalled(kernel: k.Kernel) -> None:
 async def test_a_provider_that_can_not_be_loaded_holds_nobody_up(
     kernel: k.Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given code that raises whatever it likes as it is read, then that is told, and the run has its answer."""
+    """Given code that raises whatever it likes as it is read, then that is reported, and the run has its answer."""
 
     async def broken(_frame: Frame, _spec: dict[str, Any]) -> Any:
         raise SyntaxError("not any more")
@@ -694,7 +698,7 @@ def test_memory_is_a_part_of_what_an_agent_is() -> None:
 
 
 def test_wrong_memories_are_refused() -> None:
-    """All that is wrong is told at once; a class that does nothing can't be marked."""
+    """All that is wrong is reported at once; a class that does nothing can't be marked."""
     with pytest.raises(InvalidSpec) as refused:
         Memory(scopes=("tree",), providers=[len], max_tokens=99)
     assert {item["field"].partition(".")[0] for item in refused.value.details["problems"]} == {
@@ -707,7 +711,7 @@ def test_wrong_memories_are_refused() -> None:
 
 
 def test_an_agents_file_has_memory(tmp_path: Path) -> None:
-    """Its providers are named by import path; what is none is told with its place."""
+    """Its providers are named by import path; what is none is reported with its place."""
     path = tmp_path / "agent.toml"
     module = __name__.rpartition(".")[0]
     text = f'name = "a"\n[memory]\nscopes = ["session"]\nproviders = ["{module}.test_memory:Diary"]\n'

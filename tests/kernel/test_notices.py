@@ -39,7 +39,7 @@ async def nodes(
         await b.start(1)
         a.peers, b.peers = {"b": b}, {"a": a}
         for node in (a, b):
-            await node.takeover(b.generation, names)
+            await node.take_over(b.generation, names)
         yield a, b
     finally:
         await asyncio.gather(a.stop(), b.stop())
@@ -90,8 +90,8 @@ async def test_a_response_of_a_run_that_is_ended_elsewhere(
 async def test_what_a_service_accepts_before_it_knows_the_nodes_runs_at_home(
     postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given a session at home on `a`, when `b`, which was restarted and has not been told yet which nodes there are,
-    accepts an input for it, then `a` hears of it when `b` is told: it need not be swept for."""
+    """Given a session at home on `a`, when `b`, which was restarted and does not know yet which nodes there are,
+    accepts an input for it, then `a` hears of it when `b` learns that: it need not be swept for."""
     monkeypatch.setattr(sweep, "SWEEP_SECONDS", 3_600.0)
     async with nodes(postgres, server, tmp_path) as (a, b):
         await a.spawn("s", k.spec())
@@ -123,7 +123,7 @@ async def test_who_follows_a_root_hears_at_once_of_a_question_elsewhere(
     postgres: str, server: OfflineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a root at home on `a` whose sub-agent is at home on `b`, and asks there, then who follows the root on `a`
-    is told so at once, with the run as paused; answered through `a`, the sub-agent goes on."""
+    learns so at once, with the run as paused; answered through `a`, the sub-agent goes on."""
     monkeypatch.setattr(sweep, "SWEEP_SECONDS", 3_600.0)
     create_session = beginnings.create_session
 
@@ -185,7 +185,7 @@ class Gate:
 
 @tool(on_crash="rerun")
 async def gated() -> str:
-    """Go on until told."""
+    """Go on until the gate is opened."""
     begun, opened = Gate.begun, Gate.opened
     begun.set()
     await opened.wait()
@@ -193,7 +193,7 @@ async def gated() -> str:
 
 
 async def watched_tool(node: k.Kernel) -> asyncio.Event:
-    """Wait until the tool is at work and its frame has asked to be told of an interruption; what lets it end."""
+    """Wait until the tool is at work and its frame has asked to be notified of an interruption; what lets it end."""
     await asyncio.wait_for(Gate.begun.wait(), PATIENCE)
     async with asyncio.timeout(PATIENCE):
         while not node.service.interrupts:  # noqa: ASYNC110 - asked by a clock of the frame's
@@ -205,7 +205,7 @@ async def watched_tool(node: k.Kernel) -> asyncio.Event:
 
 
 class LateNotices:
-    """Stands for a node: keeps what it is told until it is let through."""
+    """Stands for a node: keeps what it receives until it is let through."""
 
     def __init__(self, node: k.Kernel) -> None:
         self._node = node
@@ -406,18 +406,19 @@ async def test_what_a_given_up_node_accepts_is_run(
 
 @pytest.mark.thorough
 async def test_nodes_share_the_sessions_of_a_lost_one(postgres: str, server: OfflineServer, tmp_path: Path) -> None:
-    """Given many sessions whose node is gone, when both nodes take up, then each has its own share and none is left."""
+    """Given many sessions whose node is gone, when both other nodes adopt them, then each has its own share and none is
+    left."""
     async with nodes(postgres, server, tmp_path) as (a, b):
         names = [f"s{number}" for number in range(12)]
 
-        def settle(tx: Any) -> None:
+        def create(tx: Any) -> None:
             for name in names:
                 beginnings.create_session(
                     tx, name, k.spec(), spec_hash="hash", placement="", node_id="lost", metadata={}
                 )
                 beginnings.accept(tx, name, "r", "hello")
 
-        await a.service.journal.submit(settle)
+        await a.service.journal.submit(create)
         shares = [
             await node.service.journal.submit(lambda tx, n=node: activation.adopt(tx, n.node_id, ["a", "b"]))  # type: ignore[misc]
             for node in (a, b)
@@ -459,8 +460,9 @@ async def test_a_node_that_has_not_heard_of_another_takes_nothing_from_it(
 async def test_a_process_that_may_live_is_not_forgotten_by_a_restart(
     postgres: str, server: OfflineServer, tmp_path: Path
 ) -> None:
-    """Given a session at work at `b`, which is lost, when `a` makes itself its home and then can't go on, and is told
-    again by somebody who knows of no lost node, then the session waits until what its process may begin is over."""
+    """Given a session at work at `b`, which is lost, when `a` makes itself its home and then can't go on, and is
+    notified again by somebody who knows of no lost node, then the session waits until what its process may begin
+    is over."""
     async with nodes(postgres, server, tmp_path) as (a, b):
         may_end = await at_work(b, "s", tmp_path / "notes")
         generation = await a.ask("acquire", "tests", k.LEASE, "tests")

@@ -87,7 +87,7 @@ async def test_each_look_at_what_happened_begins_where_the_last_one_ended(store:
     async with k.running(store, tmp_path / "spans") as kernel:
         begin = (await read(kernel, "activity"))["cursors"]
         await kernel.run("s", k.spec(k.script([("note", {"path": str(tmp_path / "n"), "text": "x"})], "ok"), [k.note]))
-        wanted = [event["seq"] for event in await kernel.events("s") if event["type"] in overview.TOLD]
+        wanted = [event["seq"] for event in await kernel.events("s") if event["type"] in overview.ACTIVITY_TYPES]
         assert len(wanted) > 3
         for limit in (1, 2, 3, 100):
             seen, cursors = [], begin
@@ -102,7 +102,7 @@ async def test_each_look_at_what_happened_begins_where_the_last_one_ended(store:
         assert len(first["events"]) <= 4
 
 
-async def test_who_looks_too_slowly_is_told_what_happens_now(
+async def test_who_looks_too_slowly_is_shown_what_happens_now(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a log that grows faster than one looks at it, then what is too long ago is left out: what is shown of the
@@ -140,7 +140,7 @@ async def test_journals_that_are_gone_cost_a_look_nothing(store: str, tmp_path: 
             assert len(asked) == 1
             grown = {**ends, "gone-07": ends["gone-07"] - 1}
             found = overview.activity(connection, kernel.namespace, grown)
-            assert [told["session_id"] for told in found.events] == ["gone-7"]
+            assert [entry["session_id"] for entry in found.events] == ["gone-7"]
             assert (found.cursors, len(asked)) == (ends, 3)
             assert log_ends(connection, "nobody") == {}
         with kernel.service.database.writer.begin() as connection:  # no session has these

@@ -1,4 +1,4 @@
-"""What a client that waits for a run is told of its pauses: the real `Session`, `Run` and follower, without Ray."""
+"""What a client that waits for a run learns of its pauses: the real `Session`, `Run` and follower, without Ray."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def session(kernel: k.Kernel) -> AsyncIterator[Session]:
 
 async def test_result_returns_at_each_pause_and_waits_on_after_the_answer(session: Session) -> None:
     """`result` tells what is asked; after the answer the same call waits for the next pause, then for the end. Whoever
-    attaches to a paused run is told at once."""
+    attaches to a paused run learns of it at once."""
     run = await session.send.aio("go", run_id="r")
     for number in (1, 2):
         paused = await run.result.aio(20)

@@ -168,7 +168,7 @@ ALONE = f"abc{ISOLATED}"
 
 
 async def replacing(kernel: k.Kernel, used: list[str]) -> None:
-    """What the supervisor does: a frame that left is told, and another one takes its place."""
+    """What the supervisor does: it reports a frame that left, and another one takes its place."""
     while True:
         workers = [worker for worker in kernel.workers.values() if worker.frame.identity.placement == ALONE]
         await asyncio.wait([worker.task for worker in workers], return_when=asyncio.FIRST_COMPLETED)
@@ -209,7 +209,7 @@ async def test_each_activation_has_a_process_of_its_own(store: str, tmp_path: Pa
         keeper.cancel()
 
 
-async def test_who_waits_for_what_no_node_has_is_told(store: str, tmp_path: Path) -> None:
+async def test_the_wait_for_what_no_node_has_is_reported(store: str, tmp_path: Path) -> None:
     """Given a placement that can't be had, then its session says why it waits, and others go on."""
     async with k.running(store, tmp_path, frames=1) as kernel:
         kernel.service.frames.supply.unschedulable = {"gpu": "no node has GPU 1"}
@@ -341,7 +341,7 @@ async def test_a_process_of_its_own_that_comes_for_a_call_while_its_run_is_cance
         async def slow(operation: Any, *touches: str, **options: Any) -> Any:
             if "answered" in operation.__qualname__:
                 go.set()
-                while not any(slot.resting for slot in kernel.service.frames.paging.slots.values()):  # noqa: ASYNC110 - told by nothing
+                while not any(slot.resting for slot in kernel.service.frames.paging.slots.values()):  # noqa: ASYNC110 - no event says so
                     await asyncio.sleep(0)
             return await submit(operation, *touches, **options)
 

@@ -150,7 +150,7 @@ async def test_a_refusal_on_one_node_stops_the_other(postgres: str, tmp_path: Pa
             await a.spawn("s", one_call())
             await a.send("s", "s")
             async with asyncio.timeout(PATIENCE):
-                while not stop_of(b):  # noqa: ASYNC110 - it is told by another process's message, without an event
+                while not stop_of(b):  # noqa: ASYNC110 - another process's message brings it, without an event
                     await asyncio.sleep(0.01)
             assert server.stats.completed == 0
             assert stop_of(b) <= 2.0

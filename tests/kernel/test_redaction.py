@@ -116,7 +116,7 @@ def test_passwords_of_a_store() -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def known_secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Secrets that this process knows, for the length of a test."""
     monkeypatch.setattr(redaction, "_known", set())
     monkeypatch.setattr(redaction, "_rules", [])
@@ -145,7 +145,7 @@ def lines_of(variables: dict[str, str], write: object) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("known_secrets")
 def test_log_lines_are_json_with_ids_and_without_secrets() -> None:
     """One object per line: what is logged within a run has its ids, its own win; exceptions are in the object."""
 
@@ -168,7 +168,7 @@ def test_log_lines_are_json_with_ids_and_without_secrets() -> None:
     assert "ValueError: Bearer ***" in second["error"]
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("known_secrets")
 def test_text_lines_and_levels() -> None:
     """Text by default; the level is the variable's; a rule of the user's applies."""
     variables = {"UNDERSTUDY_LOG_LEVEL": "debug", "UNDERSTUDY_REDACT": "ACME-\\d+"}
@@ -181,9 +181,9 @@ def test_text_lines_and_levels() -> None:
     assert line.endswith("DEBUG understudy.somewhere: order *** session_id=s")
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("known_secrets")
 def test_events_are_log_lines_without_content() -> None:
-    """A crash is told at INFO with its ids; the rest only for debugging; texts of people and models never."""
+    """A crash is logged at INFO with its ids; the rest only for debugging; texts of people and models never."""
     envelope = {"session_id": "s", "run_id": "r", "trace_id": "a" * 32, "agent": "lead"}
     events: list[Event] = [
         SessionCrashed(**envelope, pid=7), RunFinished(**envelope, status="failed", error_message="private"),
@@ -296,7 +296,7 @@ async def test_content_leaves_only_when_asked_for(tmp_path: Path, asked_for: boo
     assert {item["key"] for item in tool["attributes"]} >= {"gen_ai.tool.call.arguments", "gen_ai.tool.call.result"}
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("known_secrets")
 async def test_error_messages_are_redacted_on_their_way_into_events(tmp_path: Path) -> None:
     """What a tool's error quotes is not in the log: neither a known shape nor a value that the service knows."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
@@ -311,7 +311,7 @@ async def ramble(before: int) -> str:
     raise ToolError("-" * before + "given-by-a-client")
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("known_secrets")
 async def test_no_part_of_a_secret_is_left_where_a_message_is_cut(tmp_path: Path) -> None:
     """Given an error whose text is cut within a secret, then nothing of the secret is in the events."""
     calls = [("ramble", {"before": before}) for before in (285, 295, 485, 495)]
@@ -323,7 +323,7 @@ async def test_no_part_of_a_secret_is_left_where_a_message_is_cut(tmp_path: Path
     assert not [data["error_message"] for data in found if data["error_message"].strip("TolEr: *-")]
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("known_secrets")
 def test_a_secret_may_come_while_texts_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a thread that prepares to redact while another learns a secret, then it is kept out from then on."""
     learning = threading.Thread(target=redaction.know, args=("learnt-meanwhile",))

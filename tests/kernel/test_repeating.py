@@ -119,7 +119,7 @@ async def test_repetitions_do_not_pile_up(
 
 
 class Service:
-    """A service that does what it is asked when told, and counts how often it has begun."""
+    """A service that answers once `done` is set, and counts how often it has begun."""
 
     def __init__(self) -> None:
         self.begun = 0

@@ -1,4 +1,4 @@
-"""A model that asks for the same call again and again: told so, then stopped. The verdict depends on messages alone."""
+"""A model that asks for the same call again and again: warned, then stopped. The verdict depends on messages alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NOW = (*A[:2], None)
     ],
     ids=[
         "first", "thrice", "another between", "another before", "spelled otherwise", "another tool", "another result",
-        "told before", "told after progress", "among others", "unreadable",
+        "warned before", "warned after progress", "among others", "unreadable",
     ],
 )  # fmt: skip
 def test_examples(rounds: Any, count: int) -> None:
@@ -106,13 +106,13 @@ def look_at(path: Path, rounds: int) -> str:
 
 
 async def test_a_repeated_call_is_not_executed_again(kernel: k.Kernel, tmp_path: Path) -> None:
-    """From the fourth round on the model is told that it has the result; when it goes on, so does the run."""
+    """From the fourth round on the model reads that it has the result; when it goes on, so does the run."""
     path = tmp_path / "notes"
     run = await kernel.run("s", k.spec(look_at(path, 6), [k.look], repeat_limit=4))
     assert (run["status"], run["text"], run["rounds"]) == ("completed", "done", 7)
     assert (await outcomes(kernel), len(k.notes(path))) == (["ok"] * 3 + ["repeated"] * 3, 3)
-    told = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
-    assert told == ["noted x"] * 3 + [REPEATED] * 3
+    results = [m["content"] for m in await kernel.messages("s") if m["role"] == "tool"]
+    assert results == ["noted x"] * 3 + [REPEATED] * 3
 
 
 async def test_a_model_that_does_not_listen_is_stopped(kernel: k.Kernel, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ async def outcome(kernel: k.Kernel, called: Any, session_id: str = "s") -> str:
 
 
 @tool
-async def told_at_once(context: ToolContext) -> str:
+async def waits_until_seen(context: ToolContext) -> str:
     """End when others have seen what it reported."""
     context.emit("begun", {"with": ["a", 1, None]})
     await here().until("s", "custom")
@@ -69,9 +69,9 @@ async def told_at_once(context: ToolContext) -> str:
 
 
 async def test_reports_are_committed_while_the_tool_runs(kernel: k.Kernel) -> None:
-    """Given a tool that reports, then whoever follows the session is told before the tool ends; what it said last is in
+    """Given a tool that reports, then whoever follows the session sees it before the tool ends; what it said last is in
     the log before its result."""
-    assert await outcome(kernel, told_at_once) == "done"
+    assert await outcome(kernel, waits_until_seen) == "done"
     assert await reported(kernel) == [
         "started", ("begun", {"with": ["a", 1, None]}), (0.5, "half way"), ("last", None), (1.0, ""), "ok",
     ]  # fmt: skip

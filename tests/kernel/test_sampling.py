@@ -131,7 +131,7 @@ def test_what_is_no_sampler_is_said(given: dict[str, str], problem: str) -> None
     assert is_sampled(span_sampler(given), event(2**64 - 1))
 
 
-def test_a_service_is_told_the_sampler() -> None:
+def test_a_service_receives_the_sampler() -> None:
     """Both variables go from the connect to the services; an argument that no sampler reads is nobody's problem."""
     given = variables("traceidratio", "0.25")
     assert telemetry_of(given) == given
@@ -141,7 +141,7 @@ def test_a_service_is_told_the_sampler() -> None:
 
 
 @pytest.mark.parametrize(("sampled", "flags"), [(True, "01"), (False, "00"), (None, "01")])
-def test_what_tools_are_told(sampled: bool | None, flags: str) -> None:
+def test_the_traceparent_of_a_tool(sampled: bool | None, flags: str) -> None:
     """A request of a tool says that the trace is not recorded only if the caller says so."""
     assert traceparent("a" * 32, "b" * 16, sampled) == f"00-{'a' * 32}-{'b' * 16}-{flags}"
 
@@ -156,7 +156,7 @@ def test_a_program_that_does_not_record_says_so() -> None:
 
 
 @tool
-def told(context: ToolContext) -> str:
+def own_traceparent(context: ToolContext) -> str:
     """What a request of this tool would say."""
     return context.traceparent
 
@@ -165,7 +165,9 @@ def told(context: ToolContext) -> str:
 async def test_tools_pass_the_callers_decision_on(tmp_path: Path, sampled: bool | None, flags: str) -> None:
     """Given a caller that records its trace, or not, then that is what its run's tools say, in each of its rounds."""
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path / "spans") as kernel:
-        await kernel.spawn("s", k.spec(k.script([("told", {})], [("told", {})], "done"), [told]))
+        await kernel.spawn(
+            "s", k.spec(k.script([("own_traceparent", {})], [("own_traceparent", {})], "done"), [own_traceparent])
+        )
         run = {"run_id": "r", "content": "go"}
         if sampled is not None:
             run |= {"trace_id": "a" * 32, "parent_span_id": "c" * 16, "sampled": sampled}

@@ -365,9 +365,9 @@ async def test_it_is_paused_resumed_triggered_and_deleted(kernel: k.Kernel) -> N
     assert [await kernel.ask("pause_schedule", "n", True) for _ in range(2)] == [True, False]
     done = await fire(kernel)
     assert (counts(done), done["problem"], done["paused"]) == ({"skipped": 1}, "it is paused", True)
-    told = await kernel.ask("trigger_schedule", "n")
-    assert (told["outcome"], told["session_id"]) == ("fired", "s")
-    assert (await kernel.end("s", told["run_id"]))["status"] == "completed"
+    triggered = await kernel.ask("trigger_schedule", "n")
+    assert (triggered["outcome"], triggered["session_id"]) == ("fired", "s")
+    assert (await kernel.end("s", triggered["run_id"]))["status"] == "completed"
     assert counts(await read(kernel)) == {"skipped": 1, "triggered": 1}
     assert await kernel.ask("pause_schedule", "n", False)
     assert counts(await fire(kernel)) == {"skipped": 1, "triggered": 1, "fired": 1}
@@ -381,15 +381,15 @@ async def test_it_is_paused_resumed_triggered_and_deleted(kernel: k.Kernel) -> N
 async def test_what_is_triggered_overlaps_as_well(kernel: k.Kernel) -> None:
     """Given a run that has not ended, when its schedule is triggered, then that is skipped, also if due times wait."""
     run_id = await at_work(kernel, overlap="queue")
-    told = await kernel.ask("trigger_schedule", "n")
-    assert (told["outcome"], told["problem"]) == ("skipped", f"run {run_id} of session s has not ended")
+    triggered = await kernel.ask("trigger_schedule", "n")
+    assert (triggered["outcome"], triggered["problem"]) == ("skipped", f"run {run_id} of session s has not ended")
     kernel.server.release()
     await kernel.end("s", run_id)
 
 
 async def test_the_same_again_changes_nothing(kernel: k.Kernel) -> None:
     """Given a schedule that has fired, when the same is set again, then nothing changes; another definition of its name
-    takes its place, and its counts begin anew."""
+    takes its place, and its counts begin at zero."""
     await kernel.spawn("s", k.spec())
     await put(kernel)
     fired = await fire(kernel)
@@ -475,7 +475,7 @@ async def test_a_repeated_request_does_nothing_more(kernel: k.Kernel, change: st
     await put(kernel)
     await kernel.ask("pause_schedule", "n", False)
     if change == "trigger_schedule":
-        await kernel.end("s", done["run_id"])  # how it stands is told of the schedule as well
+        await kernel.end("s", done["run_id"])  # how it stands is shown with the schedule as well
     before = await read(kernel)
     assert await kernel.ask(change, *arguments, "first") == done
     assert await read(kernel) == before

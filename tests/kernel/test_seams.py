@@ -286,8 +286,8 @@ def final(years: Any) -> tuple[str, dict[str, Any]]:
 
 
 async def test_a_run_whose_final_answer_is_a_call_can_go_on(kernel: k.Kernel, tmp_path: Path) -> None:
-    """Given an agent that gives its answer by a tool, and a hook that lets the run go on, then it does: the model is
-    told why, and its next answer ends the run."""
+    """Given an agent that gives its answer by a tool, and a hook that lets the run go on, then it does: the model
+    reads why, and its next answer ends the run."""
     WANTED["run_end"] = lambda context: Continue("once more") if "1" in context.text else None
     await kernel.spawn("s", k.spec("", [k.note], output=OUTPUT, **hooked(run_end)))
     note = ("note", {"path": str(tmp_path / "notes"), "text": "x"})

@@ -188,7 +188,7 @@ async def test_parallel_tools_is_a_limit(kernel: k.Kernel) -> None:
     ],
     ids=["unknown", "unreadable", "too deep", "unfitting", "raises", "timeout"],
 )
-async def test_the_model_is_told_what_went_wrong(kernel: k.Kernel, call: Any, outcome: str, said: str) -> None:
+async def test_the_model_reads_what_went_wrong(kernel: k.Kernel, call: Any, outcome: str, said: str) -> None:
     """A call that fails in any way has a result that says how, and the run goes on."""
     run = await kernel.run("s", k.spec(k.script([call, ("add", {"a": 1, "b": 1})], "done"), [add, refuse, dawdle]))
     assert run["status"] == "completed"
@@ -213,7 +213,7 @@ async def test_a_stuck_thread_ends_its_process(kernel: k.Kernel) -> None:
 
 async def test_a_function_that_finds_out_and_is_stuck_ends_its_process(kernel: k.Kernel) -> None:
     """Given an `on_crash` function, not async, that outlives its timeout, then its process is replaced before the round
-    goes on, as a tool's is, and the model is told that nothing was found out."""
+    goes on, as a tool's is, and the model reads that nothing was found out."""
     try:
         run = await kernel.run("s", k.spec(k.script([("doubtful", {})], "done"), [doubtful]))
         assert (run["status"], (await kernel.info("s"))["epoch"]) == ("completed", 3)
@@ -374,7 +374,7 @@ async def test_cancel_reaches_the_children(kernel: k.Kernel) -> None:
 
 
 async def test_the_depth_limit(kernel: k.Kernel) -> None:
-    """An agent at the limit is told that it can't have sub-agents."""
+    """An agent at the limit reads that it can't have sub-agents."""
     inner = k.script([("spawn_agent", {"task": "deeper"})], "back")
     compiled = k.spec(inner, ["spawn_agent"], max_depth=2)
     assert (await kernel.run("s", compiled))["status"] == "completed"
@@ -414,7 +414,7 @@ async def test_a_hopeless_child_leaves_a_result(kernel: k.Kernel) -> None:
     ids=["report", "rerun", "reconcile"],
 )
 async def test_a_death_in_a_tool(kernel: k.Kernel, tmp_path: Path, used: Any, said: str) -> None:
-    """What the model is told of a call in doubt follows the tool's `on_crash`."""
+    """What the model reads of a call in doubt follows the tool's `on_crash`."""
 
     def die(_number: int, label: str, worker: k.Worker | None) -> None:
         if label == "tool has had its effect" and worker is not None:
@@ -443,7 +443,7 @@ entries = st.lists(
 )
 
 
-def told(instructions: str, messages: list[Message]) -> list[dict[str, Any]]:
+def request_messages(instructions: str, messages: list[Message]) -> list[dict[str, Any]]:
     """What a model is sent of a history."""
     conversation = Conversation(instructions)
     conversation.extend(messages)
@@ -464,7 +464,7 @@ def test_any_history_can_be_sent(history: list[tuple[str, Any]]) -> None:
             messages.append(Message("tool", "x", tool_call_id=known[-1 - extra % len(known)], seq=seq))
         else:
             messages.append(Message("user", "and", seq=seq))
-    sent = told("be kind", messages)
+    sent = request_messages("be kind", messages)
     check_body({"model": "m", "messages": sent})
     # Whatever was sent in between, and was not committed: the text is that of the messages.
     grown = Conversation("be kind")
@@ -482,7 +482,9 @@ def test_any_history_can_be_sent(history: list[tuple[str, Any]]) -> None:
 
 def test_a_call_without_a_result_says_so() -> None:
     """The model learns that the outcome is unknown."""
-    sent = told("", [Message("assistant", None, (ToolCall("r/1/0", "t", "{}", "p"),)), Message("user", "go on")])
+    sent = request_messages(
+        "", [Message("assistant", None, (ToolCall("r/1/0", "t", "{}", "p"),)), Message("user", "go on")]
+    )
     assert sent[1] == {"role": "tool", "tool_call_id": "p", "content": INTERRUPTED}
 
 

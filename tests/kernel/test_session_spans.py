@@ -50,15 +50,15 @@ async def test_a_call_says_where_it_went_and_how(kernel: k.Kernel) -> None:
     compiled = k.spec(k.script("done"), parameters={"temperature": 0.25, "seed": 7, "stop": ["END"]})
     await kernel.run("s", compiled)
     (chat,) = await spans(kernel, "s", "chat")
-    told: dict[str, Any] = dict(chat.attributes or {})
+    attributes: dict[str, Any] = dict(chat.attributes or {})
     host, _, port = kernel.server.url.partition("://")[2].partition("/")[0].partition(":")
-    assert (told["server.address"], told["server.port"]) == (host, int(port))
-    assert told["gen_ai.request.temperature"] == 0.25
-    assert told["gen_ai.request.seed"] == 7
-    assert told["gen_ai.request.stop_sequences"] == ("END",)
-    assert "gen_ai.request.top_p" not in told
+    assert (attributes["server.address"], attributes["server.port"]) == (host, int(port))
+    assert attributes["gen_ai.request.temperature"] == 0.25
+    assert attributes["gen_ai.request.seed"] == 7
+    assert attributes["gen_ai.request.stop_sequences"] == ("END",)
+    assert "gen_ai.request.top_p" not in attributes
     (run,) = await spans(kernel, "s", "invoke_agent")
-    assert (run.attributes or {})["gen_ai.usage.cost"] == told["gen_ai.usage.cost"] > 0
+    assert (run.attributes or {})["gen_ai.usage.cost"] == attributes["gen_ai.usage.cost"] > 0
 
 
 async def test_a_closed_session_links_to_its_last_run(kernel: k.Kernel) -> None:
@@ -114,8 +114,8 @@ async def test_a_migration_links_to_the_run_before(kernel: k.Kernel) -> None:
     await kernel.spawn("s", other(k.script("two")))
     (migrate,) = await spans(kernel, "s", "migrate")
     assert (parent(migrate), links(migrate)) == ("", [of_run("s")])
-    told = dict(migrate.attributes or {})
-    assert "instructions" in told["understudy.migrate.changed"]
+    attributes = dict(migrate.attributes or {})
+    assert "instructions" in attributes["understudy.migrate.changed"]
 
 
 async def test_a_restart_is_in_the_parents_run(kernel: k.Kernel) -> None:
@@ -125,17 +125,17 @@ async def test_a_restart_is_in_the_parents_run(kernel: k.Kernel) -> None:
     call = [("spawn_agent", {"agent": "weak", "task": "go"})]
     await kernel.run("s", k.spec(k.script(call, "done"), ["spawn_agent"], agents={"weak": weak}, supervision=rules))
     (restart,) = await spans(kernel, "s", "restart")
-    told = dict(restart.attributes or {})
-    lost = told["understudy.restart.lost_id"]
+    attributes = dict(restart.attributes or {})
+    lost = attributes["understudy.restart.lost_id"]
     assert parent(restart) == run_span_identifier("s", "r")
     assert links(restart) == [run_link(trace_identifier("s", "r"), lost, "task")]
-    assert told["understudy.restart.number"] == 1
+    assert attributes["understudy.restart.number"] == 1
     drawn = await trace(kernel, "s")
     assert_connected(drawn)
     assert [span.name for span in drawn if span.operation == "invoke_agent"].count("invoke_agent weak") == 2
 
 
-async def test_a_run_is_told_as_soon_as_it_has_begun(kernel: k.Kernel) -> None:
+async def test_a_run_has_a_span_as_soon_as_it_has_begun(kernel: k.Kernel) -> None:
     """Each run has one start, in its trace and below its span; it is not drawn beside the run itself."""
     child = k.spec(k.script("seen"), name="child")
     call = [("spawn_agent", {"agent": "child", "task": "look"})]

@@ -82,7 +82,7 @@ def held_commit(node: k.Kernel) -> tuple[asyncio.Event, asyncio.Event]:
 
 
 async def ended_with_answers(nodes: Nodes, run_id: str) -> dict[str, Any]:
-    """The run's row once it has ended; what `s` asks until then is answered: a script begins anew with each message."""
+    """The run's row once it has ended; what `s` asks until then is answered: a script starts over with each message."""
     end = asyncio.create_task(nodes.end("s", run_id))
     while not (await asyncio.wait([end], timeout=0.05))[0]:
         node = nodes.kernels[0]

@@ -425,7 +425,7 @@ async def test_retention_waits_for_every_sink(tmp_path: Path) -> None:
 
         def prune(tx: Transaction) -> tuple[str, int]:
             progress.keep_sinks(tx, writer, [progress.SPANS])
-            progress.keep_sinks(tx, writer, [progress.SPANS, progress.EVENTS])  # this one begins anew
+            progress.keep_sinks(tx, writer, [progress.SPANS, progress.EVENTS])  # this one begins from the start
             early = retention.drop_events(tx, "s", tx.now + 1).kept
             progress.save_cursor(tx, writer, progress.EVENTS, 1_000_000)
             return early, retention.drop_events(tx, "s", tx.now + 1).events

@@ -52,7 +52,7 @@ def results(session: Any) -> list[str]:
 
 
 def test_a_model_finds_and_uses_a_skill(folder: Path) -> None:
-    """The model is told of the skill, reads it, runs its script, reads its file; the folder is gone by then."""
+    """The model learns of the skill, reads it, runs its script, reads its file; the folder is gone by then."""
     with LocalCluster() as cluster:
         session = cluster.spawn(agent(folder))
         shutil.rmtree(folder)

@@ -339,8 +339,8 @@ def test_content_is_in_no_span() -> None:
 
 
 def test_events_that_end_nothing_have_no_span() -> None:
-    """Starts and ordinary activations are told by the span that ends later; outside a run only what is decided about a
-    session has a span."""
+    """Starts and ordinary activations are covered by the span that ends later; outside a run only what is decided
+    about a session has a span."""
     quiet = [RunAccepted, SessionCreated, ToolStarted, SessionActivated]
     assert [spans_of(kind(**ENVELOPE)) for kind in quiet] == [[]] * len(quiet)
     shown = [kind for kind in EVENT_TYPES.values() if spans_of(kind(**{**ENVELOPE, "trace_id": ""}))]
@@ -425,19 +425,19 @@ def documented() -> str:
 def test_every_event_has_a_span_or_is_named_as_having_none() -> None:
     """The whole vocabulary: docs/traces.md has each type either in the table of spans or among those without one."""
     table, without = documented().split("All others have no span of their own:")
-    told = dict(re.findall(r"^\| `(\w+)` \| `(\w+) \w+` \|", table, re.M))
+    spanned = dict(re.findall(r"^\| `(\w+)` \| `(\w+) \w+` \|", table, re.M))
     quiet = set(re.findall(r"`([a-z_]+)`", without.partition("What belongs to no run")[0])) - {"unknown"}
-    assert told.keys() | quiet == EVENT_TYPES.keys() - {"unknown"}
-    assert not told.keys() & quiet
+    assert spanned.keys() | quiet == EVENT_TYPES.keys() - {"unknown"}
+    assert not spanned.keys() & quiet
     for name, kind in EVENT_TYPES.items():
         event = kind(**ENVELOPE, **({"cause": "resume"} if kind is SessionActivated else {}))
-        assert [span.name.split()[0] for span in spans_of(event)] == ([told[name]] if name in told else []), name
+        assert [span.name.split()[0] for span in spans_of(event)] == ([spanned[name]] if name in spanned else []), name
 
 
 def test_every_attribute_is_documented() -> None:
     """The table of attributes is complete, and names none that does not exist."""
     table = documented().split("| attribute | of |")[1].split("\n## ")[0]
-    told = {
+    listed = {
         name
         for line in table.splitlines()
         for name in re.findall(r"`((?:gen_ai|understudy|error|server)\.[\w.]+)`", line)
@@ -448,7 +448,7 @@ def test_every_attribute_is_documented() -> None:
         for span in spans_of(event, SAID)
         for name in attributes(span)
     }
-    assert found == told
+    assert found == listed
 
 
 def test_a_wait_for_a_person_is_below_the_call_that_asked() -> None:
@@ -460,7 +460,7 @@ def test_a_wait_for_a_person_is_below_the_call_that_asked() -> None:
 
 
 def test_a_late_answer_does_not_repeat_the_lost_span() -> None:
-    """The attempt was told as lost; its answer is another span, which links to it."""
+    """The attempt was reported as lost; its answer is another span, which links to it."""
     late, lost = only_span(LATE), only_span(REISSUED)
     assert span_id(late) != span_id(lost)
     assert [link.context for link in late.links] == [lost.context]

@@ -75,7 +75,7 @@ async def test_calls_that_are_not_to_blame_go_down_too_but_not_those_with_a_resu
 
 
 async def test_stuck_again_in_the_same_run_is_the_end(kernel: k.Kernel) -> None:
-    """A model that asks for the poison again, though it was told: the second time the session is quarantined."""
+    """A model that asks for the poison again, though it was warned: the second time the session is quarantined."""
     run = await kernel.run("s", k.spec(k.script([("poison", {})], [("poison", {})], "never"), [poison]))
     assert (run["status"], run["error"]["code"]) == ("quarantined", "quarantined")
     assert await crashes(kernel) == ["resume"] * 3 + ["abort"] + ["resume"] * 3 + ["quarantine"]
@@ -92,7 +92,7 @@ async def test_the_next_run_has_its_own_chance(kernel: k.Kernel) -> None:
 
 
 def die_of_the_model(kernel: k.Kernel, session_id: str) -> None:
-    """Whoever takes the session up dies before it has committed anything."""
+    """Whoever activates the session dies before it has committed anything."""
 
     def die(_number: int, label: str, worker: k.Worker | None) -> None:
         if label in ("before step", "before commit") and worker is not None and kernel.holder(session_id) is worker:

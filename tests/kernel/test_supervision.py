@@ -90,7 +90,7 @@ async def look_at_gate() -> str:
 
 @tool(on_crash="rerun")
 async def ends_when_let_go() -> str:
-    """Go on when told."""
+    """Go on when let go."""
     await asyncio.to_thread(Begun.let_go.wait)
     return "let go"
 
@@ -132,7 +132,7 @@ async def tree(kernel: k.Kernel) -> list[dict[str, Any]]:
 
 
 async def test_a_failed_sub_agent_is_started_again(stored: k.Kernel) -> None:
-    """Anew, in another session with the same task; its parent gets one result, the last one's."""
+    """In another session, with the same task; its parent gets one result, the last one's."""
     flaky = worker(fails_first("flaky", 2), restart_type="transient")
     run = await stored.run("s", lead(flaky))
     assert (run["status"], await stored.results()) == ("completed", ["flaky says so"])
@@ -340,7 +340,7 @@ async def test_a_condemned_frame_that_is_gone_is_forgotten(kernel: k.Kernel) -> 
 
 @pytest.mark.parametrize("moment", ["in a tool", "in a model call", "waiting for a child"])
 async def test_a_run_past_its_time_is_ended(kernel: k.Kernel, moment: str) -> None:
-    """Given a run with a budget of 0.3 s, wherever it is then, it is told to end, with everything below it."""
+    """Given a run with a budget of 0.3 s, wherever it is then, it is asked to end, with everything below it."""
     child = k.spec("", [wait_for_ever], name="child", hash="child")
     script: list[Any] = {
         "in a tool": [[("wait_for_ever", {})]],

@@ -130,17 +130,17 @@ def test_each_mode_says_the_schema_once(mode: Any) -> None:
 
 
 def test_the_model_is_asked_again_with_what_is_wrong() -> None:
-    """Given answers that don't fit, then the model is told why, and the schema, as often as the agent says; its last
+    """Given answers that don't fit, then the model gets the reason and the schema, as often as the agent says; its last
     answer is the run's."""
     with LocalCluster(policy=replies("I think so.", '{"guilty": "yes", "years": 7}', GOOD)) as cluster:
         session = cluster.spawn(agent())
         result = session.send("go").result(SECONDS, check=True)
         assert (result.output, result.rounds) == (Verdict(guilty=True, years=7), 3)
-        told = [message for message in session.messages() if message.origin == ORIGIN]
-        assert [message.role for message in told] == ["user", "user"]
-        assert "(not_json)" in told[0].text
-        assert "(schema):\n- $.guilty: 'yes' is not of type 'boolean'" in told[1].text
-        assert '"additionalProperties":false' in told[1].text
+        corrections = [message for message in session.messages() if message.origin == ORIGIN]
+        assert [message.role for message in corrections] == ["user", "user"]
+        assert "(not_json)" in corrections[0].text
+        assert "(schema):\n- $.guilty: 'yes' is not of type 'boolean'" in corrections[1].text
+        assert '"additionalProperties":false' in corrections[1].text
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,10 @@ def test_a_final_answer_by_tool_ends_the_run_and_its_round() -> None:
         session = cluster.spawn(agent(output_mode="tool", tools=[touch]))
         result = session.send("go").result(SECONDS, check=True)
         assert (result.output, result.text, EXECUTED) == (Verdict(guilty=True, years=7), GOOD, ["a"])
-        told = [message.text for message in session.messages() if message.role == "tool"]
-    assert told[0] == "touched a"
-    assert told[1].startswith(f"{REJECTED} as your final answer (schema):\n- $.guilty: 1 is not of type 'boolean'")
-    assert told[2:] == ["not executed: the final answer was given beside it", "accepted"]
+        results = [message.text for message in session.messages() if message.role == "tool"]
+    assert results[0] == "touched a"
+    assert results[1].startswith(f"{REJECTED} as your final answer (schema):\n- $.guilty: 1 is not of type 'boolean'")
+    assert results[2:] == ["not executed: the final answer was given beside it", "accepted"]
 
 
 def test_answers_by_tool_have_the_same_limit() -> None:
@@ -402,9 +402,9 @@ def test_two_hundred_malformed_answers(mode: Any) -> None:
             expected = case.value if not case.reason else None if case.reason == "refused" else SECOND
             texts = "\n".join(message.text for message in session.messages() if message.role in ("user", "tool"))
             reasons = re.findall(rf"^{REJECTED}.*\((\w+)\):$", texts, re.MULTILINE)
-            told = [*reasons, *([result.error["details"]["reason"]] if result.error else [])]
-            good = (told, json.dumps(result.output)) == ([case.reason] if case.reason else [], json.dumps(expected))
-            wrong += [] if good else [(case, told, result)]
+            reported = [*reasons, *([result.error["details"]["reason"]] if result.error else [])]
+            good = (reported, json.dumps(result.output)) == ([case.reason] if case.reason else [], json.dumps(expected))
+            wrong += [] if good else [(case, reported, result)]
             counts[case.reason or "accepted"] += 1
         assert not wrong, wrong[0]
         assert set(counts) >= {"accepted", "not_json", "ambiguous", "cut_off", "inexact", "schema"}
@@ -433,7 +433,7 @@ def bodies(kernel: k.Kernel, session_id: str) -> list[str]:
     return [text.replace(f"I am {session_id}.", "I am clean.") for text in texts if f"I am {session_id}." in text]
 
 
-async def told(kernel: k.Kernel, session_id: str) -> list[Any]:
+async def log_of(kernel: k.Kernel, session_id: str) -> list[Any]:
     """The whole log of messages."""
     kept = ("role", "content", "tool_calls", "tool_call_id", "run_id", "round", "origin", "visibility")
     return [
@@ -469,7 +469,7 @@ async def test_a_death_anywhere_leaves_the_answer_as_it_would_have_been(
     async with k.running(f"sqlite:///{tmp_path}/store.db", tmp_path, policy=policy) as kernel:
         ended = await kernel.run("clean", compiled, "I am clean.")
         assert (ended["status"], ended["output"]) == ("completed", json.loads(GOOD))
-        clean = Clean(await told(kernel, "clean"), bodies(kernel, "clean"), list(kernel.points), ended["output"])
+        clean = Clean(await log_of(kernel, "clean"), bodies(kernel, "clean"), list(kernel.points), ended["output"])
         for at in tiers.points(range(len(clean.points) + 4)):
             session_id = f"s{at}"
             Deaths(kernel, session_id, at, victim)
@@ -480,7 +480,7 @@ async def test_a_death_anywhere_leaves_the_answer_as_it_would_have_been(
             found = bodies(kernel, session_id)
             if ended["output"] != clean.output:
                 problems.append(f"point {at}: ended as {ended['status']} with {ended['output']}: {ended['error']}")
-            if (log := await told(kernel, session_id)) != clean.transcript:
+            if (log := await log_of(kernel, session_id)) != clean.transcript:
                 problems.append(f"point {at}: the log has {log}, not {clean.transcript}")
             if set(found) != set(clean.requests) or (victim == "frame" and len(found) != len(clean.requests)):
                 problems.append(f"point {at}: the model was asked {found}, not {clean.requests}")

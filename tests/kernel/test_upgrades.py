@@ -31,8 +31,8 @@ def other(instructions: str, tools: Any = (), **more: Any) -> dict[str, Any]:
 # What changed.
 
 
-def test_what_changed_is_told_by_name() -> None:
-    """Instructions, model, tools that came, went or have another source, and sub-agents are told; nothing else is."""
+def test_what_changed_is_named() -> None:
+    """Instructions, model, tools that came, went or have another source, and sub-agents are named; nothing else is."""
     scout = {"name": "scout", "instructions": "look", "tools": []}
     tools = [{"name": name, "source": {"import": f"m:{name}"}, "code": "1"} for name in ("kept", "lost", "edited")]
     old = {"v": 1, "hash": "a", "model": "m", "instructions": "x", "tools": tools, "agents": {"scout": scout}}
@@ -181,7 +181,7 @@ async def test_refuse_is_a_conflict_that_says_what_changed(store: str, tmp_path:
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_migration_survives_deaths(store: str, tmp_path: Path, seed: int) -> None:
-    """Given a session that is spawned anew during its run, when its frame or the node service dies at any point after
+    """Given a session that is spawned again during its run, when its frame or the node service dies at any point after
     that, then the queued run has the new specification, exactly one event says so, and no wake-up got lost."""
     async with k.running(store, tmp_path, frames=2) as kernel:
         kernel.server.hold()

@@ -46,7 +46,7 @@ async def begin(kernel: k.Kernel, *replies: Any, tools: Any = (), session_id: st
 async def waits(kernel: k.Kernel, session_id: str = "s", status: str = "waiting_for_timer") -> dict[str, Any]:
     """The session, once it waits so and no frame holds it; a free one may be kept while it waits for a child."""
     async with asyncio.timeout(k.STUCK_SECONDS):
-        while True:  # that it has left its frame is not told by any event
+        while True:  # no event says that it has left its frame
             info = await kernel.info(session_id)
             if info["status"] == status and (info["frame_id"] is None or status == "waiting_for_child"):
                 return info
@@ -96,9 +96,9 @@ async def test_a_wait_holds_no_process(kernel: k.Kernel) -> None:
     assert (await kernel.run("other", k.spec()))["status"] == "completed"
     assert kernel.service.frames.paging.demand()[""] == Demand(standby=1)
     kernel.check()
-    [told] = await data(kernel, "timer_set")
+    [timer] = await data(kernel, "timer_set")
     asked_at = next(m["created_at"] for m in await kernel.messages("s") if m["role"] == "assistant")
-    assert told == {"kind": "wait", "name": "r/1/0", "due_at": asked_at + 3_600_000_000}
+    assert timer == {"kind": "wait", "name": "r/1/0", "due_at": asked_at + 3_600_000_000}
     await fire(kernel, "call:r/1/0")
     run = await kernel.end("s")
     assert (run["status"], await kernel.results()) == ("completed", ["waited 3600 seconds"])
@@ -154,7 +154,7 @@ async def test_a_wait_that_is_over_before_the_session_parks(kernel: k.Kernel) ->
     ],
 )  # fmt: skip
 async def test_a_wait_that_makes_no_sense(kernel: k.Kernel, arguments: Any, part: str) -> None:
-    """The model is told what is wrong with it, and nothing is waited for."""
+    """The model reads what is wrong with it, and nothing is waited for."""
     await begin(kernel, [("wait", arguments if isinstance(arguments, str) else json.dumps(arguments))], "done")
     assert (await kernel.end("s"))["status"] == "completed"
     assert part in (await kernel.results())[0]
@@ -231,7 +231,7 @@ async def test_waiting_is_no_lack_of_progress(kernel: k.Kernel, tmp_path: Path) 
 
 @pytest.mark.parametrize("how", ["cancel", "close", "deadline"])
 async def test_a_wait_is_ended_without_a_process(kernel: k.Kernel, how: str) -> None:
-    """Given there is no frame, when the run is told to end, then it has ended, and no timer is left."""
+    """Given there is no frame, when the run is asked to end, then it has ended, and no timer is left."""
     budget = {"seconds": 3_000_000_000} if how == "deadline" else None
     await begin(kernel, [LONG], "done", budget=budget)
     await waits(kernel)
@@ -248,7 +248,7 @@ async def test_a_wait_is_ended_without_a_process(kernel: k.Kernel, how: str) -> 
 
 async def test_a_raised_limit_of_seconds_counts_for_what_goes_on_below(kernel: k.Kernel) -> None:
     """Given a sub-agent that outlives its parent's run, when the parent's time is raised, then the sub-agent has it
-    too: it is not told to end at the old time, and has a timer for the new one."""
+    too: it is not asked to end at the old time, and has a timer for the new one."""
     child = k.spec(k.script([LONG], "dug"), TOOLS, name="worker", hash="worker", on_parent_end="abandon")
     spawn = ("spawn_agent", {"agent": "worker", "task": "dig"})
     lead = {"tools": ["spawn_agent"], "agents": {"worker": child}, "on_change": "migrate"}
@@ -544,7 +544,7 @@ async def test_an_agent_wakes_itself(kernel: k.Kernel) -> None:
     ],
 )  # fmt: skip
 async def test_a_wakeup_that_makes_no_sense(kernel: k.Kernel, arguments: Any, part: str) -> None:
-    """The model is told what is wrong with it, and nothing is scheduled."""
+    """The model reads what is wrong with it, and nothing is scheduled."""
     await begin(kernel, [("schedule_wakeup", arguments)], "done")
     await kernel.end("s")
     assert part in (await kernel.results())[0]
@@ -583,8 +583,8 @@ async def test_no_more_than_there_may_be(kernel: k.Kernel) -> None:
 
 
 async def test_who_can_not_be_woken(kernel: k.Kernel) -> None:
-    """A sub-agent whose session ends with its task is told so; one that stays can, until it is closed, which drops its
-    wakeups; a closed session can't."""
+    """A sub-agent whose session ends with its task gets an error; one that stays can, until it is closed, which drops
+    its wakeups; a closed session can't."""
     call = [("schedule_wakeup", {"prompt": "x", "seconds": 3600, "name": "w"})]
     agents = {
         name: k.spec(k.script(call, "done"), TOOLS, name=name, hash=name, lifecycle=name)

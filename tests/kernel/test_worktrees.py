@@ -61,7 +61,7 @@ def child(index: int = 0, parent: str = "s") -> str:
 
 async def test_what_two_sub_agents_change_is_merged(kernel: k.Kernel, top: Path) -> None:
     """Given two sub-agents with a worktree each that change different files, when they have ended, then their parent's
-    workspace has both changes, its model is told so, and neither worktrees nor branches are left."""
+    workspace has both changes, its model reads so, and neither worktrees nor branches are left."""
     one, two = writer("one", ("a.txt", "one\n")), writer("two", ("b.txt", "two\n"), ("new/c.txt", "new\n"))
     ended = await kernel.run("s", lead(top, one, two))
     assert (ended["status"], ended["text"]) == ("completed", "all done")
@@ -76,26 +76,26 @@ async def test_what_two_sub_agents_change_is_merged(kernel: k.Kernel, top: Path)
 
 async def test_a_conflict_is_the_end_of_the_run(kernel: k.Kernel, top: Path) -> None:
     """Given two sub-agents that change the same line, then the one that ends last has failed with a typed error, its
-    parent's model is told which file and which branch, and nothing of it is merged."""
+    parent's model reads which file and which branch, and nothing of it is merged."""
     late = writer("late", ("a.txt", "late\n"), ("b.txt", "late\n"))
     late["instructions"] = k.script(
         [("write_file", {"path": "a.txt", "content": "late\n"})], {"text": "late is done", "delay": 2.0}
     )
     await kernel.run("s", lead(top, writer("early", ("a.txt", "early\n")), late))
-    _, told = await kernel.results()
+    _, result = await kernel.results()
     row = await kernel.end(child(1), "task")
     branch = branches(top)[0]
     assert (row["status"], row["error"]["code"], row["text"]) == ("failed", "merge_conflict", "late is done")
     assert row["error"]["details"]["files"] == ["a.txt"]
     assert row["error"]["details"]["branch"] == branch
-    assert f"these files conflict: a.txt. They are on branch {branch}" in told
+    assert f"these files conflict: a.txt. They are on branch {branch}" in result
     assert (top / "a.txt").read_text() == "early\n"
     assert git(top, "status", "--porcelain") == ""
     assert git(top, "show", f"{branch}:a.txt") == "late"
 
 
-async def test_one_in_the_background_is_merged_before_it_is_told(kernel: k.Kernel, top: Path) -> None:
-    """Given a sub-agent that its parent doesn't wait for, when its end is told, then its changes are merged."""
+async def test_one_in_the_background_is_merged_before_its_end_is_reported(kernel: k.Kernel, top: Path) -> None:
+    """Given a sub-agent that its parent doesn't wait for, when its end is reported, then its changes are merged."""
     await kernel.spawn("s", lead(top, writer("one", ("a.txt", "one\n")), tool="start_agent"))
     await kernel.send("s")
     await kernel.until("s", "child_finished")
@@ -107,18 +107,18 @@ async def test_one_in_the_background_is_merged_before_it_is_told(kernel: k.Kerne
 
 @pytest.mark.parametrize("on_end", ["keep", "remove"])
 async def test_the_rule_says_what_becomes_of_it(kernel: k.Kernel, top: Path, on_end: str) -> None:
-    """Given a rule that keeps or removes worktrees, then nothing is merged; the branch is there and told, or not."""
+    """Given a rule that keeps or removes worktrees, then nothing is merged; the branch is reported, if kept."""
     await kernel.run("s", lead(top, writer("one", ("a.txt", "one\n"), worktree=tree(on_end))))
-    [told] = await kernel.results()
+    [result] = await kernel.results()
     assert (top / "a.txt").read_text() == "a\n"
     assert len(branches(top)) == (on_end == "keep")
-    assert ("its work is not merged: it changed a.txt; branch understudy/" in told) == (on_end == "keep")
+    assert ("its work is not merged: it changed a.txt; branch understudy/" in result) == (on_end == "keep")
 
 
 @pytest.mark.parametrize("waits", [True, False])
 async def test_the_worktree_of_one_that_is_cancelled_is_kept(kernel: k.Kernel, top: Path, waits: bool) -> None:
     """Given a sub-agent that is cancelled while it is at work, or while it waits and no process has it, then what it
-    wrote is in its worktree, nothing is merged, and its parent's model is told the branch."""
+    wrote is in its worktree, nothing is merged, and its parent's model reads the branch."""
     one = writer("one", ("a.txt", "one\n"))
     ask = [("request_user_input", {"prompt": "go on?"})]
     sleep = [("slow", {"seconds": 30})]
@@ -137,11 +137,11 @@ async def test_the_worktree_of_one_that_is_cancelled_is_kept(kernel: k.Kernel, t
         await kernel.until(child(), "tool_started")
     await kernel.ask("cancel", child(), None, "enough")
     await kernel.end("s")
-    [told] = await kernel.results()
+    [result] = await kernel.results()
     [branch] = branches(top)
     path = Path(f"{top}.worktrees") / branch.removeprefix("understudy/")
-    assert "ended as cancelled" in told
-    assert f"branch {branch}, directory {path}" in told
+    assert "ended as cancelled" in result
+    assert f"branch {branch}, directory {path}" in result
     assert (path / "a.txt").read_text() == "one\n"
     assert (top / "a.txt").read_text() == "a\n"
 
@@ -190,11 +190,11 @@ async def test_the_next_run_has_a_new_worktree(kernel: k.Kernel, top: Path) -> N
 
 
 @pytest.mark.parametrize("why", ["no repository", "no git", "no workspace"])
-async def test_why_there_is_no_worktree_is_told(
+async def test_why_there_is_no_worktree_is_reported(
     kernel: k.Kernel, top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """Given a workspace that is no repository, a node without git, or a parent without a workspace, then the parent's
-    model is told what is missing, and goes on."""
+    model reads what is missing, and goes on."""
     workspace: Path | None = top
     if why == "no repository":
         workspace = tmp_path
@@ -207,15 +207,15 @@ async def test_why_there_is_no_worktree_is_told(
     else:
         workspace = None
     ended = await kernel.run("s", lead(workspace, writer("one", ("a.txt", "one\n"))))
-    [told] = await kernel.results()
+    [result] = await kernel.results()
     said = {
         "no repository": "is not the top of a git repository on this node",
         "no git": "git is not installed on this node",
         "no workspace": "needs a git worktree of your workspace, and you have none",
     }
     assert ended["status"] == "completed"
-    assert said[why] in told
-    assert "branch" not in told
+    assert said[why] in result
+    assert "branch" not in result
 
 
 async def test_a_death_in_the_merge(
@@ -249,7 +249,7 @@ async def test_a_death_in_the_merge(
 @pytest.mark.parametrize("victim", ["frame", "node"])
 async def test_a_death_at_every_point(kernel: k.Kernel, top: Path, victim: str) -> None:
     """Given two sub-agents with worktrees, when a frame or the node service dies at any point, then each worktree is
-    made and merged once, and the parent's model is told what it is told without a death."""
+    made and merged once, and the parent's model reads what it reads without a death."""
     wanted = await _life(kernel, top, "clean")
     points = len(kernel.points)
     problems = []
@@ -273,12 +273,12 @@ async def _life(kernel: k.Kernel, top: Path, session_id: str) -> tuple[Any, ...]
     """What comes of a session with two sub-agents that write a file each."""
     agents = [writer(name, (f"{session_id}-{name}.txt", "x\n")) for name in ("one", "two")]
     ended = await kernel.run(session_id, lead(top, *agents))
-    told = [text.replace(session_id, "S") for text in await kernel.results(session_id)]
+    results = [text.replace(session_id, "S") for text in await kernel.results(session_id)]
     files = [name.replace(session_id, "S") for name in sorted(os.listdir(top)) if name.startswith(f"{session_id}-")]
     log = git(top, "log", "--first-parent", "--format=%s").splitlines()
     ids = [child(index, session_id) for index in range(2)]
     merged = [sum(f"(session {one})" in line for line in log) for one in ids]
-    return ended["status"], told, files, merged, git(top, "status", "--porcelain"), branches(top)
+    return ended["status"], results, files, merged, git(top, "status", "--porcelain"), branches(top)
 
 
 COMMANDS = """

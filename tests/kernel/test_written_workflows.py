@@ -1,4 +1,4 @@
-"""Workflows that a model writes: done once, within limits, and their ends told, whatever dies."""
+"""Workflows that a model writes: done once, within limits, and their ends reported, whatever dies."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def written(session_id: str = "s", round_number: int = 1) -> str:
     return child_identifier(session_id, f"r/{round_number}/0")
 
 
-async def told(kernel: k.Kernel, session_id: str = "s") -> list[str]:
-    """What the session was told of the ends of what it had started."""
+async def end_messages(kernel: k.Kernel, session_id: str = "s") -> list[str]:
+    """The messages to the session about the ends of what it had started."""
     return [message["content"] for message in await kernel.messages(session_id) if message.get("origin") == CHILD]
 
 
-async def settled(kernel: k.Kernel, session_id: str = "s") -> dict[str, Any]:
+async def news_run(kernel: k.Kernel, session_id: str = "s") -> dict[str, Any]:
     """The run of the news of the workflow's end, once it has ended."""
     await kernel.until(session_id, "child_finished")
     return await kernel.end(session_id, f"news.{written(session_id)}")
@@ -113,13 +113,13 @@ async def test_the_end_of_a_detached_one_wakes_the_agent(kernel: k.Kernel) -> No
     agent, whose model has the result."""
     await kernel.run("s", lead([write(detached=True)], "it goes on", "heard"))
     assert await kernel.results() == [f"started sub-agent {written()}"]
-    news = await settled(kernel)
+    news = await news_run(kernel)
     assert (news["status"], news["text"], news["source"]) == ("completed", "heard", CHILD)
-    assert await told(kernel) == [f"Sub-agent {written()} (agent) has finished. Its answer:\n{RESULT}"]
+    assert await end_messages(kernel) == [f"Sub-agent {written()} (agent) has finished. Its answer:\n{RESULT}"]
 
 
 async def test_all_problems_come_back_at_once(kernel: k.Kernel) -> None:
-    """Given a workflow with several mistakes, then nothing is done, and the model is told all of them, each with its
+    """Given a workflow with several mistakes, then nothing is done, and the model reads all of them, each with its
     place, so that it can mend them."""
     agent = {"agent": {"name": "wroker", "task": "{{itm}}"}}
     wrong = flow(
@@ -193,7 +193,7 @@ async def test_the_budget_of_the_limits(kernel: k.Kernel) -> None:
 
 async def test_the_status_of_a_workflow(kernel: k.Kernel) -> None:
     """Given a detached workflow that waits, when its agent asks what it is at, then it hears the open steps and the
-    last results; of what it has not written it hears nothing. When it stops it, it is told of the end."""
+    last results; of what it has not written it hears nothing. When it stops it, it hears of the end."""
     steps = flow(tool_step("a"), {"wait": {"event": "paid"}})
     asked = ("workflow_status", {"workflow": written()})
     replies = (
@@ -208,8 +208,8 @@ async def test_the_status_of_a_workflow(kernel: k.Kernel) -> None:
         "Last results, the latest first:", '- 0 upper (ok): "A"',
     ]  # fmt: skip
     assert other == "you have written no workflow 't': give the id that create_workflow has said."
-    await settled(kernel)
-    assert "has ended: the sub-agent ended as cancelled" in (await told(kernel))[0]
+    await news_run(kernel)
+    assert "has ended: the sub-agent ended as cancelled" in (await end_messages(kernel))[0]
 
 
 async def test_a_person_approves_what_the_tool_needs(kernel: k.Kernel) -> None:
@@ -238,10 +238,10 @@ async def test_a_death_at_every_point(store: str, tmp_path: Path, victim: str, d
         async def play(session_id: str) -> tuple[Any, ...]:
             await kernel.run(session_id, compiled)
             if detached:
-                await settled(kernel, session_id)
+                await news_run(kernel, session_id)
             await kernel.quiet()
             spawned = [event for event in await kernel.events(session_id) if event["type"] == "child_spawned"]
-            news = [text.partition(" has ")[2] for text in await told(kernel, session_id)]
+            news = [text.partition(" has ")[2] for text in await end_messages(kernel, session_id)]
             said = [text.replace(written(session_id), "") for text in await kernel.results(session_id)]
             steps = sorted(await kernel.results(written(session_id)))
             return len(spawned), said, steps, news, (await kernel.end(session_id))["text"]

@@ -17,7 +17,7 @@ def main() -> int:
     """Exit codes: 0 nothing found, 1 findings."""
     parser = argparse.ArgumentParser(prog="scripts/manifests", description=__doc__)
     parser.add_argument("names", nargs="*", default=RENDERED, help=f"some of: {', '.join(RENDERED)}")
-    parser.add_argument("--write", action="store_true", help="first make the generated manifest anew: the alert rules")
+    parser.add_argument("--write", action="store_true", help="first generate the manifest of the alert rules again")
     parser.add_argument("--out", type=Path, help="keep what was rendered in this folder")
     arguments = parser.parse_args()
     if arguments.write:

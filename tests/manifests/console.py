@@ -59,11 +59,11 @@ def _proxy(proxy: Pod, documents: list[Manifest]) -> Iterator[str]:
     """It names people in the header that the console takes, with the secret that the console has."""
     [head] = [pod for pod in pods(documents) if pod.role == "head"]
     hook = str(head.containers()[0].get("lifecycle"))
-    told = re.search(r"understudy console .*?--port (\d+) --identity-header (\S+?);", hook)
-    if told is None:
+    command = re.search(r"understudy console .*?--port (\d+) --identity-header (\S+?);", hook)
+    if command is None:
         yield "no console is started behind it, with a port and a header"
         return
-    port, identity = int(told[1]), told[2].lower()
+    port, identity = int(command[1]), command[2].lower()
     if head.ports().get("console") != port:
         yield f"the console listens on {port}, which is not the head's port console"
     config = _config(documents)

@@ -19,15 +19,15 @@ from typer.testing import CliRunner, Result
 from understudy.cluster.certify import frame_processes as certify_processes
 from understudy.cluster.certify import stage as stage
 from understudy.cluster.certify.verdict import (
+    DIFFERENT_AFTER_REPORT,
     EQUAL,
+    EQUAL_BUT_REPORTED,
     NOT_CALLED,
     NOT_INTERRUPTED,
     NOT_SAFE,
     RECONCILED,
     REPORTED,
     SAFE,
-    TOLD,
-    TOLD_DIFFERENT,
 )
 from understudy.cluster.cli.main import app
 from understudy.testing.offline import OfflineServer
@@ -213,7 +213,8 @@ def test_a_safe_agent_passes(tmp_path: Path) -> None:
     ):
         assert words in reached
     assert stage.Point(stage.TOOL_DONE, "agent", 0, "1/1", "put").__str__() in reached
-    assert states(found) == {EQUAL, TOLD, TOLD_DIFFERENT}  # the last: `put` never began, so its file is missing
+    # The last one: `put` never began, so its file is missing.
+    assert states(found) == {EQUAL, EQUAL_BUT_REPORTED, DIFFERENT_AFTER_REPORT}
     assert [path.name for path in agent.workspace.iterdir()] == ["facts.txt"]
     assert (found["rounds"], found["status"]) == (2, "completed")
 
@@ -270,7 +271,7 @@ def test_a_tool_that_is_rightly_not_declared_rerun(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "found_kinds"), [("order", set()), ("ship", {"reconcile_failed"})])
-def test_reconcile_is_told_apart_from_one_that_fails(tmp_path: Path, name: str, found_kinds: set[str]) -> None:
+def test_reconcile_is_distinguished_from_one_that_fails(tmp_path: Path, name: str, found_kinds: set[str]) -> None:
     """A tool that finds out what happened passes; one whose function can't is a finding."""
     agent = Agent(tmp_path, [(name, {"item": "tea"})], "done", tools=(name,))
     found = agent.certified("--only", name, exit_code=1 if found_kinds else 0)
@@ -348,7 +349,7 @@ def test_points_are_limited_evenly_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_run_that_does_not_end_is_told(tmp_path: Path) -> None:
+def test_a_run_that_does_not_end_is_reported(tmp_path: Path) -> None:
     """An agent that would be given up after its first death ends otherwise: quarantined, which is a finding."""
     agent = Agent(tmp_path, "done", tools=(), restart={"stuck_after": 1})
     found = agent.certified("--points", "2", exit_code=1)
@@ -357,7 +358,7 @@ def test_a_run_that_does_not_end_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "expected"),
     [
         ("agent.toml", 'name = "a', "is not TOML"),
         ("agent.json", "[1]", "must hold an object"),
@@ -367,11 +368,11 @@ def test_a_run_that_does_not_end_is_told(tmp_path: Path) -> None:
         ("agent.toml", 'name = "a"\ninput = "go"\nsandbox = "jail"', "sandbox.backend"),
     ],
 )
-def test_a_bad_file_is_a_usage_error(tmp_path: Path, name: str, text: str, told: str) -> None:
+def test_a_bad_file_is_a_usage_error(tmp_path: Path, name: str, text: str, expected: str) -> None:
     """A file that can't be used ends with exit code 2 and says why; nothing was started."""
     (tmp_path / name).write_text(text)
     result = CliRunner().invoke(app, ["certify", str(tmp_path / name)])
-    assert (result.exit_code, told in result.stderr) == (2, True), result.output
+    assert (result.exit_code, expected in result.stderr) == (2, True), result.output
     assert "Traceback" not in result.output
 
 
@@ -437,13 +438,13 @@ def test_tools_have_no_variable_that_nobody_named(tmp_path: Path, monkeypatch: p
         assert (result.exit_code, "LEDGER" in result.stderr, server.count) == (2, True, 0), result.output
         monkeypatch.setenv("LEDGER", "/ledger")
         agent.certified("--only", "variables", exit_code=0)
-        (told,) = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "tool"]
-    assert {"PATH", "HOME", "SMTP_PASS", "LEDGER"} <= set(told.split())
-    assert {*PASSWORDS, "OPENAI_BASE_URL"} & set(told.split()) == {"SMTP_PASS"}
+        (names,) = [m["content"] for m in server.requests[-1].body["messages"] if m["role"] == "tool"]
+    assert {"PATH", "HOME", "SMTP_PASS", "LEDGER"} <= set(names.split())
+    assert {*PASSWORDS, "OPENAI_BASE_URL"} & set(names.split()) == {"SMTP_PASS"}
 
 
 @pytest.mark.thorough
-def test_a_process_that_does_not_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a session's process ends before it has begun, the command ends with the last that it said."""
     monkeypatch.setattr(certify_processes, "START", "raise SystemExit('out of luck')")
     result = Agent(tmp_path, "done", tools=()).certify()

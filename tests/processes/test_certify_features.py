@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from understudy.cluster.certify.verdict import EQUAL, NOT_SAFE, REPORTED, SAFE, TOLD, TOLD_DIFFERENT
+from understudy.cluster.certify.verdict import (
+    DIFFERENT_AFTER_REPORT,
+    EQUAL,
+    EQUAL_BUT_REPORTED,
+    NOT_SAFE,
+    REPORTED,
+    SAFE,
+)
 from understudy.testing.policies import Reply, register_policy
 
 from ..kernel import kernel as k
@@ -66,7 +73,7 @@ def answers_wrongly_first(body: dict[str, Any]) -> Reply:
 
 
 def leads(body: dict[str, Any]) -> Reply:
-    """Starts two sub-agents, uses two tools, answers; and answers whatever it is told."""
+    """Starts two sub-agents, uses two tools, answers; and answers each later message."""
     if said(body) == 0:
         work = ({"task": f"go {number}", "agent": "reader"} for number in range(2))
         return Reply(tool_calls=tuple(("start_agent", task) for task in work))
@@ -131,7 +138,7 @@ def test_hooks_that_act_and_memory(tmp_path: Path) -> None:
 
 
 def test_a_hook_that_is_not_safe_to_be_called_again(tmp_path: Path) -> None:
-    """A hook that counts its calls outside, and shows the count: what differs is told, with the question about it."""
+    """A hook counts its calls outside and shows the count: the difference is reported, with the question about it."""
     agent = agent_of(tmp_path, looks_then_answers)
     agent.data["hooks"] = [f"{agent.module}:count"]
     found = agent.certified("--points", "6", exit_code=1)
@@ -139,14 +146,14 @@ def test_a_hook_that_is_not_safe_to_be_called_again(tmp_path: Path) -> None:
 
 
 def test_sub_agents_in_the_background(tmp_path: Path) -> None:
-    """Two sub-agents whose ends begin further runs: each point of theirs and of these runs is tried, their parent is
-    told the same, in the same rounds, and no call of another run is taken for the same one."""
+    """Two sub-agents whose ends begin further runs: each point of theirs and of these runs is tried, their parent
+    receives the same, in the same rounds, and no call of another run is taken for the same one."""
     agent = agent_of(tmp_path, leads, "agents", own=("look", "put"))
     reader = {"name": "reader", "tools": [f"{agent.module}:look"], "workspace": "workspace"}
     agent.data["agents"] = [{**reader, "instructions": k.script([LOOK], "read")}]
     found = agent.certified("--points", "14", exit_code=0)
     assert found["sessions"] == ["agent", "agent › reader 1/0", "agent › reader 1/1"]
-    assert states(found) <= {EQUAL, TOLD, TOLD_DIFFERENT}
+    assert states(found) <= {EQUAL, EQUAL_BUT_REPORTED, DIFFERENT_AFTER_REPORT}
     assert verdicts(found) == {"look": SAFE, "put": REPORTED}
 
 
@@ -188,4 +195,4 @@ def test_notes_boards_and_approvals(tmp_path: Path) -> None:
     agent.data["tools"] += ["notes", "board", "todo"]
     found = agent.certified("--points", "8", exit_code=0)
     assert verdicts(found) == {"put": REPORTED}
-    assert states(found) <= {EQUAL, TOLD, TOLD_DIFFERENT}
+    assert states(found) <= {EQUAL, EQUAL_BUT_REPORTED, DIFFERENT_AFTER_REPORT}

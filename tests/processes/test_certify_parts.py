@@ -17,15 +17,15 @@ from understudy.cluster.certify.stage import BEFORE_COMMIT, Point, Record, only_
 from understudy.cluster.certify.turns import first_at_work
 from understudy.cluster.certify.verdict import (
     DIFFERENT,
+    DIFFERENT_AFTER_REPORT,
     ENDED,
     EQUAL,
+    EQUAL_BUT_REPORTED,
     NOT_INTERRUPTED,
     NOT_REACHED,
     NOT_SAFE,
     REPORTED,
     SAFE,
-    TOLD,
-    TOLD_DIFFERENT,
     declared,
     judge,
 )
@@ -109,7 +109,7 @@ FILES = st.dictionaries(st.sampled_from("abcd"), TEXTS.map(lambda text: File("fi
 
 @given(FILES, FILES, st.sets(st.sampled_from("abcd")))
 def test_changes_are_what_differs(before: dict[str, File], after: dict[str, File], leave_out: set[str]) -> None:
-    """Every path that is not equal in both is told once, but for those left out; back and forth mirror each other."""
+    """Every path that is not equal in both is found once, but for those left out; back and forth mirror each other."""
     found = changes(before, after, leave_out)
     names = {name for name in {*before, *after} if before.get(name) != after.get(name)} - leave_out
     assert [change.path for change in found] == sorted(names)
@@ -191,9 +191,9 @@ ONCE, TWICE = {CALL: 1}, {CALL: 2}
         ("rerun", record(DONE, "again", begun=TWICE), DIFFERENT, "rerun_changed", NOT_SAFE),
         ("rerun", record(DONE, begun=TWICE, files={"a": File("file", "x")}), DIFFERENT, "rerun_changed", NOT_SAFE),
         ("rerun", record(DONE, begun=TWICE, status="timeout"), ENDED, "ended", NOT_SAFE),
-        ("report", record(DONE, "interrupted", in_doubt={CALL: "report"}), TOLD, None, REPORTED),
-        ("report", record(DONE, "?", in_doubt={CALL: "report"}, files={"a": File("file", "x")}), TOLD_DIFFERENT, None,
-         REPORTED),
+        ("report", record(DONE, "interrupted", in_doubt={CALL: "report"}), EQUAL_BUT_REPORTED, None, REPORTED),
+        ("report", record(DONE, "?", in_doubt={CALL: "report"}, files={"a": File("file", "x")}), DIFFERENT_AFTER_REPORT,
+         None, REPORTED),
         ("report", record(DONE, begun=TWICE), EQUAL, "ran_twice", NOT_SAFE),
         ("rerun", record(BEGINS, begun=TWICE, executed=ONCE), EQUAL, None, NOT_INTERRUPTED),
         ("rerun", record(BEGINS, "other", begun=TWICE, executed=ONCE), DIFFERENT, "differs", NOT_INTERRUPTED),
@@ -211,7 +211,7 @@ def test_one_death_one_verdict(policy: str, run: Record, state: str, kind: str |
 
 
 def test_what_was_seen_before_a_death_is_not_blamed_on_it() -> None:
-    """A result that differed before anybody had died is left out of the comparison, and told once."""
+    """A result that differed before anybody had died is left out of the comparison, and reported once."""
     confirmed = record(LAST, "other", confirmed={CALL})
     found = judge(spec(act="rerun"), record(), record(confirmed={CALL}), [confirmed, confirmed])
     assert [finding.kind for finding in found.findings] == ["not_deterministic"]
@@ -289,7 +289,7 @@ def test_turns_are_an_order() -> None:
 
 
 def test_calls_of_another_run_are_other_calls() -> None:
-    """Rounds begin anew in each run of a session: its calls, and what its model is asked, say which run they are of."""
+    """Rounds begin at 1 in each run of a session: its calls, and what its model is asked, say which run they are of."""
     names = {"c-1": "agent › reader 1/0"}
     assert (call_key("certify/2/0", names), call_key("task/2/0", names)) == ("2/0", "2/0")
     assert call_key("news.c-1/2/0", names) == "news.agent › reader 1/0: 2/0"

@@ -38,7 +38,7 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Service:
-    """Answers with what it was asked; waits, raises or cancels where it is told to."""
+    """Answers with what it was asked; waits, raises or cancels where the method says so."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str, str, Any]] = []
@@ -309,7 +309,7 @@ async def test_a_frame_finds_the_next_service() -> None:
 
 
 async def test_a_client_that_ends_leaves_its_calls() -> None:
-    """Given a client that is gone before its answer, then the service does what it was asked, and nobody is told."""
+    """Given a client that is gone before its answer, the service does what it was asked, and the answer is dropped."""
     async with connected() as (service, server, channel):
         waiting = asyncio.create_task(channel.call("1", "wait"))
         await service.begun.wait()
@@ -346,7 +346,7 @@ async def test_who_does_not_reach_the_socket_takes_the_other_way(monkeypatch: py
     assert tickets == CONNECT_TRIES + 1
 
 
-async def test_a_socket_whose_file_was_removed_is_made_anew() -> None:
+async def test_a_socket_whose_file_was_removed_is_made_again() -> None:
     """Given something that removes old files, then who is connected stays so, and the next one finds a socket."""
     async with connected() as (_, server, channel):
         await asyncio.to_thread(os.unlink, server.path)

@@ -87,7 +87,7 @@ async def test_what_it_leaves_running_ends_with_it(commands: LocalCommands, tmp_
 
 async def test_a_flood_of_output(commands: LocalCommands, tmp_path: Path) -> None:
     """Given a command that writes without end, then only the newest of it is on the disk; who reads from the beginning
-    is told where what is left begins."""
+    learns where what is left begins."""
     await commands.start("k", process("head -c 1000000 /dev/zero | tr '\\0' x; echo; echo the end", tmp_path))
     await commands.ended("k")
     kept = sum(file.stat().st_size for file in (tmp_path / "commands" / "k").glob("output.*"))

@@ -1,4 +1,4 @@
-"""Commands as processes: how they end when they are told to, and what they refuse."""
+"""Commands as processes: how they end on a signal, and what they refuse."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ except typer.Exit as end:
 @pytest.mark.parametrize(
     ("number", "text"), [(signal.SIGTERM, "ended by SIGTERM; what"), (signal.SIGINT, "interrupted; what")]
 )
-def test_a_command_that_is_told_to_end(number: signal.Signals, text: str) -> None:
+def test_a_command_ends_on_a_signal(number: signal.Signals, text: str) -> None:
     """Given a command at work, when it is interrupted or terminated, then it closes its connection and says so in one
     line, without a trace back; its exit code is that of the signal."""
     with subprocess.Popen(

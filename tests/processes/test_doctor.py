@@ -39,14 +39,14 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("homeless")
 def test_without_a_home_directory_doctor_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a home, the store's default has no place, nor has what the start of Ray leaves; each is told. With
+    """Without a home, the store's default has no place, nor has what the start of Ray leaves; each is reported. With
     XDG_STATE_HOME instead all is well."""
-    told = doctor.examine(None)
-    assert (told[-1].name, told[-1].ok) == ("settings", False)
-    assert "set HOME or XDG_STATE_HOME" in told[-1].found
-    told = doctor.examine(f"sqlite:///{tmp_path}/store.db")
-    assert {check.name for check in told if not check.ok} == {"disk", "ray"}
-    assert any(check.name == "sandbox" and "bubblewrap" in check.found for check in told)
+    checks = doctor.examine(None)
+    assert (checks[-1].name, checks[-1].ok) == ("settings", False)
+    assert "set HOME or XDG_STATE_HOME" in checks[-1].found
+    checks = doctor.examine(f"sqlite:///{tmp_path}/store.db")
+    assert {check.name for check in checks if not check.ok} == {"disk", "ray"}
+    assert any(check.name == "sandbox" and "bubblewrap" in check.found for check in checks)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "not" / "yet"))
     monkeypatch.setattr(doctor, "running_address", lambda: None)
     assert all(check.ok for check in doctor.examine(None))
@@ -55,7 +55,7 @@ def test_without_a_home_directory_doctor_says_what_to_set(tmp_path: Path, monkey
 
 
 @pytest.mark.thorough
-def test_a_home_directory_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+def test_a_home_directory_that_can_not_be_written_is_reported(tmp_path: Path) -> None:
     """Given a HOME that is no directory, then the command says so and what to set, and ends without a trace back."""
     left = {name: value for name, value in os.environ.items() if name not in ("XDG_STATE_HOME", "RAY_ADDRESS")}
     command = [sys.executable, "-P", "-m", "understudy.cluster", "doctor"]
@@ -90,11 +90,11 @@ def listener(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.thorough
-def test_who_listens_and_is_no_ray_is_told_at_once(
+def test_a_listener_that_is_no_ray_is_reported_at_once(
     listener: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    """Given a port where something else listens, then that is told within the time given, not after Ray's own tries; a
-    server of gRPC passes, and so does anybody where Ray uses TLS."""
+    """Given a port where something else listens, then that is reported within the time given, not after Ray's own
+    tries; a server of gRPC passes, and so does anybody where Ray uses TLS."""
     kind, port = listener
     monkeypatch.setattr(own_ray.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(own_ray, "GRPC_SECONDS", 1.0 if kind == "silent" else 20.0)
@@ -108,7 +108,7 @@ def test_who_listens_and_is_no_ray_is_told_at_once(
     assert own_ray._speaks_grpc(f"127.0.0.1:{port}")
 
 
-def test_who_looks_where_nothing_runs_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_looks_where_nothing_runs_learns_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given no Ray, a command that only looks starts none: it says what starts the services, and what reads without."""
     monkeypatch.setattr(own_ray.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(own_ray, "running_address", lambda: None)
@@ -122,17 +122,17 @@ def test_who_looks_where_nothing_runs_is_told_how_to_go_on(tmp_path: Path, monke
     ("version", "ok"),
     [("v1.5.2", False), ("v1.6.0", True), ("v1.7.0", True), ("v2.0.0", True), ("v1.10.1", True), ("nightly", True)],
 )
-def test_an_operator_that_is_too_old_is_told(
+def test_an_operator_that_is_too_old_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, ok: bool
 ) -> None:
-    """Given a pod that KubeRay made, then its version is told, and what to do where it is too old for our manifests;
+    """Given a pod that KubeRay made, then its version is shown, and what to do where it is too old for our manifests;
     elsewhere nothing is said of it."""
     monkeypatch.setattr(doctor, "running_address", lambda: None)
     store = f"sqlite:///{tmp_path}/store.db"
     monkeypatch.setenv("RAY_USAGE_STATS_EXTRA_TAGS", f"kuberay_version={version};kuberay_crd=RayCluster")
-    [told] = [check for check in doctor.examine(store) if check.name == "operator"]
-    assert (told.ok, told.found) == (ok, f"KubeRay {version}")
-    assert "KubeRay 1.6 or newer" in told.advice
-    assert "helm upgrade" in told.advice
+    [result] = [check for check in doctor.examine(store) if check.name == "operator"]
+    assert (result.ok, result.found) == (ok, f"KubeRay {version}")
+    assert "KubeRay 1.6 or newer" in result.advice
+    assert "helm upgrade" in result.advice
     monkeypatch.setenv("RAY_USAGE_STATS_EXTRA_TAGS", "team=agents")
     assert "operator" not in {check.name for check in doctor.examine(store)}

@@ -53,7 +53,7 @@ def test_what_looks_like_a_secret_is_not_needed() -> None:
 
 @given(st.dictionaries(NAMES, st.text(max_size=3)), st.sets(NAMES))
 def test_tools_get_nothing_else(environ: dict[str, str], named: set[str]) -> None:
-    """Whatever there is: what was named is there or told as missing, and the rest does not depend on it."""
+    """Whatever there is: what was named is there or reported as missing, and the rest does not depend on it."""
     if not named <= environ.keys():
         with pytest.raises(InvalidConfiguration) as caught:
             for_tools(environ, named)

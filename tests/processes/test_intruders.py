@@ -1,4 +1,4 @@
-"""A tool that connects to the sockets of its machine and tries every message: refused, told so, and nothing changes."""
+"""A tool that connects to its machine's sockets and tries every message: refused with an error, and nothing changes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def methods() -> list[str]:
 
 async def test_without_a_ticket_nobody_is_heard(tmp_path: Path) -> None:
     """Given a process of the same user without a ticket, when it says anything on any socket, first of all or behind a
-    name that it has found out, then the connection ends, and it was told nothing."""
+    name that it has found out, then the connection ends, and it received nothing."""
     async with house(tmp_path) as made:
         await made.stage.frame("f")  # a frame at work, whose name is known
         ticket = await made.stage.socket.admit(FRAME, "waited-for")  # given out, and not used yet

@@ -151,13 +151,13 @@ async def test_over_http(address: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [("0.0.0.0:80", "there is no authentication"), ("localhost", "HOST:PORT"), ("127.0.0.1:99999", "HOST:PORT")],
 )
-def test_where_it_does_not_listen(arguments: list[str], given: str, told: str) -> None:
+def test_where_it_does_not_listen(arguments: list[str], given: str, expected: str) -> None:
     """An address that others reach, or that is none, is refused before anything starts."""
     done = CliRunner().invoke(app, ["mcp", arguments[2], "--http", given])
-    assert (done.exit_code, told in " ".join(done.output.split())) == (2, True)
+    assert (done.exit_code, expected in " ".join(done.output.split())) == (2, True)
 
 
 def test_without_the_extra(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,8 +188,8 @@ async def test_ends_behind_the_services_own_are_no_deaths(stage: Stage) -> None:
     stage.kernel.service.deaths.frame_died.assert_not_called()
 
 
-@pytest.mark.parametrize(("free", "told"), [(14, False), (15, True)])
-async def test_where_memory_is_short_the_supervisor_says_why(stage: Stage, free: int, told: bool) -> None:
+@pytest.mark.parametrize(("free", "reported"), [(14, False), (15, True)])
+async def test_where_memory_is_short_the_supervisor_says_why(stage: Stage, free: int, reported: bool) -> None:
     """Given a node that has little memory left, when a frame ends, then its service leaves the death to the
     supervisor, which hears from Ray whether that has killed it."""
     service = stage.kernel.service
@@ -199,7 +199,7 @@ async def test_where_memory_is_short_the_supervisor_says_why(stage: Stage, free:
     done = stage.when_an_end_is_dealt_with()
     process.kill()
     await done.wait()
-    assert service.deaths.frame_died.called is told
+    assert service.deaths.frame_died.called is reported
 
 
 async def test_a_frame_calls_for_itself_only(stage: Stage) -> None:
@@ -253,7 +253,7 @@ async def test_a_frame_learns_of_its_own_session_only(stage: Stage) -> None:
 
 
 async def test_a_parked_session_is_nobodys(stage: Stage) -> None:
-    """Given a session that waits for a model in no frame, when code in a frame repeats its last batch, then it is told
+    """Given a session that waits for a model in no frame, when code in a frame repeats its last batch, then it learns
     nothing of the session, and can have no call made for it."""
     _, work = await stage.frame("owner")
     kernel = stage.kernel
@@ -268,8 +268,8 @@ async def test_a_parked_session_is_nobodys(stage: Stage) -> None:
     await kernel.send("s", "a secret", "later")
     before = await kernel.info("s")
     channel = await Channel.connect(await stage.socket.admit(FRAME, "thief"))
-    told = await channel.call("1", "commit", "thief", packed(Batch(*held, 1)))
-    assert "inbox" not in told
+    answer = await channel.call("1", "commit", "thief", packed(Batch(*held, 1)))
+    assert "inbox" not in answer
     for wait_key in ("s/r/99", f"s/{run_id}/2"):
         wanted = packed(structs.replace(request, wait_key=wait_key))
         call = {"frame": identity("thief"), "number": 1, "activation": list(held), "batch": packed(batch)}
@@ -296,11 +296,11 @@ async def test_only_who_holds_a_session_brings_its_messages(stage: Stage) -> Non
     step = StepCall(owner, 2, activation=held, batch=batch, request=request, leave=True)
     lacking, lost = asyncio.Event(), kernel.service.calls._lost
 
-    async def told(call: Call) -> None:
+    async def lost_and_noted(call: Call) -> None:
         await lost(call)
         lacking.set()
 
-    with patch.object(kernel.service.calls, "_lost", told):
+    with patch.object(kernel.service.calls, "_lost", lost_and_noted):
         assert await kernel.service.step(step) == Exit()
         await lacking.wait()
     [call] = kernel.service.calls.in_flight()

@@ -112,11 +112,11 @@ def python_program(host: Host) -> str:
     return f"ATTEMPTS = { {name: text.format(**host.names) for name, text in PYTHON.items()}!r}\n{PROGRAM}"
 
 
-def escapes(told: str, names: Iterable[str]) -> list[str]:
+def escapes(output: str, names: Iterable[str]) -> list[str]:
     """The attempts that succeeded, when all of these were made."""
     expected = [*names]
-    assert "\nall tried\n" in told, told
-    parts = re.split(rf"(?:^|\n)({'|'.join(map(re.escape, expected))}):", told)
+    assert "\nall tried\n" in output, output
+    parts = re.split(rf"(?:^|\n)({'|'.join(map(re.escape, expected))}):", output)
     assert parts[1::2] == expected
     return [name for name, text in zip(parts[1::2], parts[2::2], strict=True) if ESCAPED.search(text)]
 
@@ -222,8 +222,8 @@ class TestLimits:
         assert (host.workspace / "big").stat().st_size == 1 << 20
         fill = "for i in 1 2 3 4 5; do head -c 1000000 /dev/zero >{0}/$i; done 2>/dev/null; du -skx {0} | cut -f1"
         for place in ("/tmp", "/dev/shm"):
-            told = await bash(fill.format(place), context)
-            assert int(told.split()[0]) <= 1024, told
+            output = await bash(fill.format(place), context)
+            assert int(output.split()[0]) <= 1024, output
 
     async def test_memory(self, host: Host) -> None:
         """A process that wants more memory than allowed, private or shared, does not get it."""
@@ -329,15 +329,15 @@ class TestFileTools:
         threads = [threading.Thread(target=exchange_directory), threading.Thread(target=exchange_file)]
         for thread in threads:
             thread.start()
-        told: Counter[str] = Counter()
+        outcomes: Counter[str] = Counter()
 
         def attempt(function: Callable[[], str]) -> str:
             try:
                 found = function()
             except ToolError as error:
-                told["refused" if "symbolic link" in error.message or "outside" in error.message else "gone"] += 1
+                outcomes["refused" if "symbolic link" in error.message or "outside" in error.message else "gone"] += 1
                 return ""
-            told["done"] += 1
+            outcomes["done"] += 1
             return found
 
         try:
@@ -355,8 +355,8 @@ class TestFileTools:
         assert sorted(path.name for path in host.outside.iterdir()) == ["node.sock", "only.txt", "secret.txt"]
         assert (host.outside / "secret.txt").read_text() == SECRET
         with capsys.disabled():
-            print(f"\n{sum(told.values())} attempts in a race, 0 escapes: {dict(told)}")
-        assert min(told["refused"], told["done"]) > 0  # it was a race
+            print(f"\n{sum(outcomes.values())} attempts in a race, 0 escapes: {dict(outcomes)}")
+        assert min(outcomes["refused"], outcomes["done"]) > 0  # it was a race
 
 
 RACES = 300
@@ -401,9 +401,9 @@ class TestBackend:
         for name in (f"understudy-{os.getuid()}", "ray", "state"):
             (host.workspace / name).mkdir()
             (host.workspace / name / "file").write_text(SECRET)
-        told = await bash("cat */file; ls -d */; touch */x", context_of(host.workspace))
-        assert "state/" in told
-        assert SECRET not in told
+        output = await bash("cat */file; ls -d */; touch */x", context_of(host.workspace))
+        assert "state/" in output
+        assert SECRET not in output
         assert sorted(path.name for path in host.workspace.rglob("x")) == []
 
     async def test_the_interpreter_in_a_workspace_is_read_only(

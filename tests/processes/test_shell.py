@@ -76,11 +76,11 @@ class TestResult:
         assert await bash("[[ -n $BASH_VERSION ]] && pwd", context) == f"{tmp_path}\n\n[exit code 0]"
         assert await bash("true", context) == "[exit code 0]"
 
-    async def test_death_by_signal_is_told(self, context: ToolContext) -> None:
+    async def test_death_by_signal_is_reported(self, context: ToolContext) -> None:
         """A command that is killed reports it, also when it kills its whole group; a sandbox's group is its own."""
         assert "[exit code 137]" in await bash("kill -KILL $$", context)
-        told = "[exit code 137]" if context.confinement.backend == "bubblewrap" else "[killed by SIGKILL]"
-        assert await bash("kill -KILL 0", context) == told
+        expected = "[exit code 137]" if context.confinement.backend == "bubblewrap" else "[killed by SIGKILL]"
+        assert await bash("kill -KILL 0", context) == expected
 
     async def test_no_input(self, context: ToolContext) -> None:
         """Reading standard input ends at once."""

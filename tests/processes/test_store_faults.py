@@ -56,7 +56,7 @@ def dsn(server: PostgresServer) -> str:
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Faults are no errors of ours, are told in a few lines, and no line has a password."""
+    """Faults are no errors of ours, are logged in a few lines, and no line has a password."""
     caplog.set_level(logging.DEBUG)
     yield
     records = caplog.get_records("call")
@@ -373,7 +373,7 @@ LOCK = "SELECT 1 FROM session WHERE session_id = %s FOR UPDATE"
 
 @pytest.mark.thorough
 async def test_a_deadlock_is_retried(server: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    """When PostgreSQL ends the journal's transaction to break a deadlock, it is repeated, and no outage is told."""
+    """When PostgreSQL ends the journal's transaction to break a deadlock, it is repeated, and no outage is logged."""
     async with opened(options(dsn, "deadlock_timeout=2s")) as db:
         for session_id in ("a", "b"):
             await db.create(session_id)
@@ -400,7 +400,7 @@ async def test_a_deadlock_is_retried(server: PostgresServer, dsn: str, caplog: p
 async def test_a_serialization_failure_is_retried(
     server: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When somebody else's commit makes the journal's transaction impossible, it is repeated, and no outage is told."""
+    """When somebody else's commit makes the journal's transaction impossible, it is repeated; no outage is logged."""
     async with opened(options(dsn, "default_transaction_isolation=serializable")) as db:
         await db.create("s")
         with psycopg.connect(dsn) as peer:
@@ -417,7 +417,7 @@ async def test_a_serialization_failure_is_retried(
 async def test_a_statement_that_takes_too_long(
     server: PostgresServer, dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The journal's statements and readers' are ended by their limits, told once and repeated; maintenance is not."""
+    """The journal's statements and readers' are ended by their limits, logged once and repeated; maintenance is not."""
     monkeypatch.setattr(postgresql, "JOURNAL_SECONDS", 0.3)
     monkeypatch.setattr(postgresql, "READER_SECONDS", 0.3)
     async with opened(dsn) as db:
@@ -626,7 +626,7 @@ def test_a_directory_that_can_not_be_made(tmp_path: Path) -> None:
     ],
     ids=["wrong", "none", "role", "database"],
 )
-def test_who_is_not_let_in_is_told_why(server: PostgresServer, pattern: str, instead: str, said: str) -> None:
+def test_who_is_not_let_in_learns_why(server: PostgresServer, pattern: str, instead: str, said: str) -> None:
     """Wrong password, none, unknown role or database: an error of its own that says which, without the password."""
     database = Database(re.sub(pattern, instead, server.dsn))
     with pytest.raises(StoreRefused) as refused:
@@ -656,7 +656,7 @@ def test_an_address_that_can_not_be_read() -> None:
 
 
 def test_a_pool_that_is_used_up(dsn: str) -> None:
-    """Who finds all connections of this process in use is told so, and not that the store was unreachable."""
+    """When all connections of this process are in use, the error says so, not that the store is unreachable."""
     database = Database(dsn)
     database.reader.pool._timeout = 0.1  # type: ignore[attr-defined]
     with database.read(), database.read(), database.read(), pytest.raises(StoreBusy, match="in use"):

@@ -246,7 +246,7 @@ async def test_a_server_that_nobody_needs_is_ended(tmp_path: Path, monkeypatch: 
 async def test_a_host_with_calls_is_not_abandoned_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a host that no node service calls any more, then it waits for one for as long as its calls are kept: a call
     under way, about which a person may be asked, for a week, an answer for an hour; without calls no longer than it was
-    told."""
+    given."""
     looks = service_clock.looks(monkeypatch)
 
     async def is_abandoned(seconds: float) -> bool:

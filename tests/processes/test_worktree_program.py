@@ -101,7 +101,7 @@ def test_two_that_change_different_files_are_both_merged(top: Path) -> None:
     assert ((top / "a.txt").read_text(), (top / "b.txt").read_text()) == ("one\n", "two\n")
 
 
-def test_a_conflict_is_told_and_nothing_is_half_merged(top: Path) -> None:
+def test_a_conflict_is_reported_and_nothing_is_half_merged(top: Path) -> None:
     """Given two worktrees that change the same line, then the second one's end names the file, the workspace is as the
     first one left it, and the second one's worktree and branch are there with all that it did."""
     first, second = request(top, "one"), request(top, "two")
@@ -123,7 +123,7 @@ def test_a_conflict_is_told_and_nothing_is_half_merged(top: Path) -> None:
 @pytest.mark.parametrize("name", ["a.txt", "new.txt"])
 def test_what_the_workspace_has_not_committed_is_not_overwritten(top: Path, name: str) -> None:
     """Given a directory with changes that nobody has committed, or a file that git doesn't know, when what is merged
-    has the same file, then that is told as a conflict, and the file is as it was."""
+    has the same file, then that is reported as a conflict, and the file is as it was."""
     of = request(top)
     (create(of) / name).write_text("agent\n")
     (top / name).write_text("person\n")
@@ -197,7 +197,7 @@ def test_one_is_removed_by_rule(top: Path) -> None:
 
 def test_an_agent_may_go_to_another_branch(top: Path) -> None:
     """Given an agent that made a branch of its own, or went where its own work is missing, then the first is merged,
-    and the second is told and kept."""
+    and the second is reported and kept."""
     good, bad = request(top, "good"), request(top, "bad")
     git(create(good), "checkout", "--quiet", "-b", "feature")
     (Path(good["path"]) / "new.txt").write_text("new\n")
@@ -211,7 +211,7 @@ def test_an_agent_may_go_to_another_branch(top: Path) -> None:
     assert path.exists()
 
 
-def test_a_repository_within_a_worktree_is_told(top: Path) -> None:
+def test_a_repository_within_a_worktree_is_reported(top: Path) -> None:
     """Given a worktree with another repository in it, whose content no commit would have, then nothing is removed."""
     of = request(top)
     inner = repository(create(of) / "inner")
@@ -239,7 +239,7 @@ def test_hooks_and_settings_of_a_worktree_are_not_executed(top: Path, tmp_path: 
     assert not seen.exists()
 
 
-def test_what_is_in_the_way_is_told(top: Path, tmp_path: Path) -> None:
+def test_what_is_in_the_way_is_reported(top: Path, tmp_path: Path) -> None:
     """Given a directory that is no worktree where one shall be, no commit, no such commit, or a workspace that is gone,
     then the answer says so, and the directory is as it was."""
     of = request(top)
@@ -326,9 +326,9 @@ def test_a_death_at_every_point_changes_nothing(
     raise AssertionError(f"it has more than {MOST_CALLS} commands")
 
 
-def test_half_a_worktree_is_made_anew(top: Path) -> None:
+def test_half_a_worktree_is_made_again(top: Path) -> None:
     """Given a worktree whose making was interrupted within git, with the lock that git puts there and half of the
-    files, then it is made anew."""
+    files, then it is made again."""
     of = request(top)
     path = create(of)
     admin = top / ".git" / "worktrees" / "child"

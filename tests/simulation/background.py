@@ -96,8 +96,8 @@ def named(reply: Reply, messages: list[dict[str, Any]]) -> Reply:
 
 
 def violations(connection: Any, counts: Counter[str]) -> Iterator[str]:
-    """The end of each sub-agent in the background is told once, in the order of the ends; or it is not, and then its
-    parent's run has ended badly, or its parent takes no input any more."""
+    """The end of each sub-agent in the background is reported once, in the order of the ends; or it is not, and then
+    its parent's run has ended badly, or its parent accepts no more input."""
     columns = [SESSION.c[name] for name in ("session_id", "parent_id", "parent_run_id", "task_open", "abandoned")]
     children = connection.execute(select(*columns).where(SESSION.c.background == 1)).all()
     runs = {
@@ -117,7 +117,7 @@ def violations(connection: Any, counts: Counter[str]) -> Iterator[str]:
             ends.setdefault(event.session_id, []).append(event.body["child_id"])
         else:
             given_up.add(event.session_id)
-    told = _told(connection)
+    reported = _reported(connection)
     for child in children:
         name, parent = child.session_id, child.parent_id
         if child.task_open == TASK_AT_WORK:
@@ -125,29 +125,29 @@ def violations(connection: Any, counts: Counter[str]) -> Iterator[str]:
         news = [row for key, row in runs.items() if _is_news(key, parent, name) and row.source == CHILD]
         first = [row for row in news if row.run_id == f"news.{name}"]
         begun = sum(row.started_at > 0 or row.merged_into != "" for row in news)
-        counts["told"] += begun
-        said = told.get(parent, []).count(name)
+        counts["ends reported"] += begun
+        said = reported.get(parent, []).count(name)
         if not begun <= said <= len(news):
-            yield f"{parent} was told {said} times of the ends of {name}, and has {begun} inputs of these"
+            yield f"{parent} received {said} reports of the ends of {name}, and has {begun} inputs of these"
         if bool(child.abandoned) == bool(first):
-            yield f"{parent} was {'' if first else 'not '}told of the end of {name}; abandoned is {child.abandoned}"
+            yield f"the end of {name} was {'' if first else 'not '}reported to {parent}; abandoned is {child.abandoned}"
         ended_badly = runs[parent, child.parent_run_id].status != "completed"
         if child.abandoned and not (ended_badly or parent in closed | given_up):
-            yield f"{parent} is not told of the end of {name}, and its run has completed"
-    # The end of an abandoned one's task is not told; those of tasks that it was sent later are.
+            yield f"the end of {name} is not reported to {parent}, whose run has completed"
+    # The end of an abandoned one's task is not reported; those of tasks that it was sent later are.
     mine = {child.session_id for child in children if not child.abandoned}
-    for parent, names in told.items():
+    for parent, names in reported.items():
         once = [name for name in dict.fromkeys(names) if name in mine]
         if [name for name in ends.get(parent, []) if name in once] != once:
-            yield f"{parent} was told of the ends of {once}, and they ended as {ends.get(parent)}"
+            yield f"{parent} received reports of the ends of {once}, and they ended as {ends.get(parent)}"
 
 
 def _is_news(key: tuple[str, str], parent: str, name: str) -> bool:
     return key[0] == parent and (key[1] == f"news.{name}" or key[1].startswith(f"news.{name}.{TASK}-"))
 
 
-def _told(connection: Any) -> dict[str, list[str]]:
-    """By session, of which sub-agents its messages tell, in order."""
+def _reported(connection: Any) -> dict[str, list[str]]:
+    """By session, the sub-agents whose ends its messages report, in order."""
     found: dict[str, list[str]] = {}
     columns = (MESSAGE.c.session_id, MESSAGE.c.run_id, MESSAGE.c.body)
     for row in connection.execute(select(*columns).where(MESSAGE.c.role == "user").order_by(MESSAGE.c.seq)):

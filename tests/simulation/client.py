@@ -122,7 +122,7 @@ class Client:
     Attributes:
         sent: the content of each run that it wants of the present session.
         accepted: the runs that were acknowledged, in order.
-        followed: the `seq` of every event that it was told.
+        followed: the `seq` of every event that it received.
         steers: what was accepted to steer its runs.
         asked_to_end: ephemeral sub-agents, and which incarnation of each, whose tasks it asked to end.
         finished: it has seen the end of all that it has begun.
@@ -216,7 +216,7 @@ class Client:
         spec = {**self.work.spec, "max_rounds": 20 + self._specification, "hash": name, "on_change": "migrate"}
         if "placement" in action.what:
             spec["placement"] = action.what["placement"]
-        self.world.invariants.upgraded.add(self.session_id)  # also if it is not told that this was done
+        self.world.invariants.upgraded.add(self.session_id)  # also if no answer says that this was done
         try:
             await self._found(spec)
             self.world.counts["upgraded"] += 1
@@ -243,7 +243,7 @@ class Client:
                     return
 
     async def _compare(self, heard: Heard, event: ModelCallCompleted) -> None:
-        """What was told of an answer is what is committed; it is the message right before the event."""
+        """What was streamed of an answer is what is committed; it is the message right before the event."""
         place = [self.session_id, event.seq - 2, 1]
         try:
             found = unpacked(
@@ -484,7 +484,7 @@ class Client:
             for session_id, name in self.world.invariants.stepped.awaited(self.session_id, self._signaller):
                 await self._signal_to(session_id, name)
             if not self.world.committed("SELECT 1 FROM question WHERE answered_at = 0"):
-                continue  # a person would be told; asking all the time takes the simulation's time
+                continue  # a person would be notified; asking all the time takes the simulation's time
             for root_id in (self.session_id, *self._forks):
                 try:
                     tree = await self.request("read", "tree", [root_id], {}, session_id=root_id)

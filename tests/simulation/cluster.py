@@ -16,7 +16,7 @@ from understudy.errors import ServiceGone
 from .scheduler import Process, Scheduler
 
 DEATH_SECONDS = 0.014
-"""So long after a process's death those are told whose calls it had (measured on Ray)."""
+"""So long after a process's death the callers whose calls it had are notified (measured on Ray)."""
 
 REPLACED = ("step", "commit")
 CALLS_AT_ONCE = 4
@@ -129,8 +129,8 @@ class Actor:
             return
         for fail in pending.values():
             self.cluster.after(DEATH_SECONDS, fail, ServiceGone(f"{self.name} died"))
-        for told in self.ended:
-            told()
+        for callback in self.ended:
+            callback()
         if self.restarts and not self.removed:
             self.cluster.after(self.cluster.network.uniform(*RESTART_SECONDS), self.start)
 
@@ -258,7 +258,7 @@ class Cluster:
         number = next(self._calls)
         lost_answer, lost_call, twice = self.trouble if here is not None and line is None else (0.0, 0.0, 0.0)
 
-        def settle(result: bytes | None, error: Exception | None) -> None:
+        def resolve(result: bytes | None, error: Exception | None) -> None:
             actor.pending.pop(number, None)
             if future.done():
                 return
@@ -268,7 +268,7 @@ class Cluster:
                 future.set_result(pickle.loads(result or b""))
 
         def fail(error: Exception) -> None:
-            self._send(actor.machine, here, lambda: caller.soon(settle, None, error))
+            self._send(actor.machine, here, lambda: caller.soon(resolve, None, error))
 
         def arrive() -> None:
             if not actor.alive or actor.target is None:
@@ -312,7 +312,7 @@ class Cluster:
                 actor.pending.pop(number, None)
                 return
             scheduler.call_soon(
-                lambda: self._send(actor.machine, here, lambda: caller.soon(settle, result, error), max(0.0, -late)),
+                lambda: self._send(actor.machine, here, lambda: caller.soon(resolve, result, error), max(0.0, -late)),
                 context=scheduler.world.context.copy(),
             )
 

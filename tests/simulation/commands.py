@@ -137,10 +137,10 @@ class SimulatedCommands:
         running.end = end
         self._world.note(f"command {running.key[:8]} has ended: {end.exit_code}")
         for process, over in running.waiting:
-            process.soon(_settle, over)
+            process.soon(_resolve, over)
 
 
-def _settle(over: asyncio.Future[None]) -> None:
+def _resolve(over: asyncio.Future[None]) -> None:
     if not over.done():
         over.set_result(None)
 
@@ -185,8 +185,8 @@ class Commands:
             self._world.invariants.violated(f"command {running.key} began {self._starts[running.key]} times")
 
     def violations(self, connection: Any, counts: Counter[str]) -> Iterator[str]:
-        """Each has begun once at most, and has ended; its end is told once, unless nobody is to hear of it; and none is
-        lost that began on a machine which was there and could be reached all the time."""
+        """Each has begun once at most, and has ended; its end is reported once, unless nobody is to hear of it; and
+        none is lost that began on a machine which was there and could be reached all the time."""
         for node_id, there in self._machines.items():
             for running in there.there.values():
                 if running.end is None and there.alive:
@@ -203,18 +203,18 @@ class Commands:
         messages = connection.execute(
             select(MESSAGE.c.session_id, MESSAGE.c.body).where(MESSAGE.c.role == "user")
         ).all()
-        told = Counter(
+        reported = Counter(
             (row.session_id, row.body["content"].split()[1]) for row in messages if row.body.get("origin") == COMMAND
         )
         for row in connection.execute(select(table)):
             name = f"command {row.job} of {row.session_id}"
             if not row.ended_at:
                 yield f"{name} is {row.state}, and all work has ended"
-            times, said = news[row.session_id, f"news.{row.job}"], told[row.session_id, row.job]
+            times, said = news[row.session_id, f"news.{row.job}"], reported[row.session_id, row.job]
             silent = row.quiet or sessions[row.session_id].closed or row.session_id in given_up or not row.node_id
-            counts["ends of commands told"] += said
+            counts["ends of commands reported"] += said
             if times > 1 or said > 1 or (times == 0 and not silent and self._starts[row.key]):
-                yield f"the end of {name} was accepted {times} times as an input, and told {said} times"
+                yield f"the end of {name} was accepted {times} times as an input, and reported {said} times"
             machine = self._of.get(row.key)
             if row.state == LOST and row.node_id and machine is not None:
                 counts["lost commands"] += 1

@@ -148,9 +148,9 @@ def _decided(
         allowed = ("quarantine",) if gave_up else ("abort", "quarantine")
     elif not death.waiting and recent > policy["max_restarts"]:
         allowed = ("quarantine",)
-    told = f"the {stuck}th in a row without progress, the {recent}th within {policy['period']:g} s"
+    place = f"the {stuck}th in a row without progress, the {recent}th within {policy['period']:g} s"
     if death.decision not in allowed and not (stepped and len(counted) > policy["max_restarts"]):
-        yield f"it is {told}, and the decision was {death.decision}, not {' or '.join(allowed)}"
+        yield f"it is {place}, and the decision was {death.decision}, not {' or '.join(allowed)}"
     most = min(policy["backoff_max"], policy["backoff"] * 2 ** max(0, stuck - 1)) * 1e6
     least = min(policy["backoff_max"], policy["backoff"]) * (1 - policy.get("jitter", 0.0)) * 1e6
     if death.waiting or death.progress or death.decision != "resume":
@@ -158,4 +158,4 @@ def _decided(
     if guarded:  # one that waits for its model goes on with that
         least = 0
     if not (int(least) <= death.delay <= most or death.delay == LEASE):
-        yield f"it is {told}, and the pause was {death.delay / 1e6} s"
+        yield f"it is {place}, and the pause was {death.delay / 1e6} s"

@@ -77,8 +77,8 @@ class Ending:
             active = select(SESSION.c.session_id).where(SESSION.c.active == 1)
             timers = select(TIMER.c.session_id).join(SESSION, SESSION.c.session_id == TIMER.c.session_id)
             due = timers.where(SESSION.c.status != "quarantined")
-            told = select(statements.COMMAND.c.session_id).where(statements.COMMAND.c.ended_at == 0)
-            return [found for wanted in (active, due, told) for found in connection.execute(wanted).scalars()]
+            commands = select(statements.COMMAND.c.session_id).where(statements.COMMAND.c.ended_at == 0)
+            return [found for wanted in (active, due, commands) for found in connection.execute(wanted).scalars()]
 
     def check(self) -> None:
         """Everything that must hold when all work is done."""
@@ -272,7 +272,7 @@ class Ending:
         return rounds | {(row.session_id, row.run_id, 0) for row in connection.execute(dropped)}
 
     def _results(self, connection: Any) -> None:
-        """What the model was told of its calls is what happened, and each input has its own answer."""
+        """What the model reads of its calls is what happened, and each input has its own answer."""
         self._texts(connection)
         effects = Counter(effect.call_key for effect in self._world.effects)
         statement = select(MESSAGE.c.session_id, MESSAGE.c.body).where(MESSAGE.c.role == "tool")
@@ -375,13 +375,13 @@ class Ending:
             self._waited(connection)
 
     def _waited(self, connection: Any) -> None:
-        """What a model is told to have waited has passed since it asked for it."""
-        call, asked, told = TOOL_CALL, MESSAGE.alias("asked"), MESSAGE.alias("told")
+        """The time that a result says was waited has passed since the model asked for it."""
+        call, asked, answered = TOOL_CALL, MESSAGE.alias("asked"), MESSAGE.alias("answered")
         run = [asked.c[name] == call.c[name] for name in ("session_id", "run_id", "round")]
-        results = [told.c[name] == call.c[name] for name in ("session_id", "run_id", "round")]
+        results = [answered.c[name] == call.c[name] for name in ("session_id", "run_id", "round")]
         of_call = (call.c.session_id, call.c.call_id, call.c.arguments)
-        columns = (*of_call, asked.c.created_at, told.c.created_at, told.c.body)
-        where = (call.c.tool == "wait", *run, *results, asked.c.role == "assistant", told.c.role == "tool")
+        columns = (*of_call, asked.c.created_at, answered.c.created_at, answered.c.body)
+        where = (call.c.tool == "wait", *run, *results, asked.c.role == "assistant", answered.c.role == "tool")
         statement = select(*columns).where(*where).order_by(call.c.session_id, call.c.call_id)
         for session_id, call_id, arguments, since, until, result in connection.execute(statement):
             wanted = json.loads(arguments)["seconds"]
@@ -474,8 +474,8 @@ class Ending:
         self._followed()
 
     def _metrics(self, name: str, service: NodeService) -> None:
-        """What a service has measured, over all its lives, is what its whole log says when it is measured anew; also of
-        sessions that were removed since."""
+        """What a service has measured, over all its lives, is what its whole log says when it is measured again; also
+        of sessions that were removed since."""
         known = self._world.log.of_writers.get(service.config.writer, {})
         again, events = Metrics(), [known[place] for place in sorted(known)]
         if len(events) < service.projection.metrics.writer_seq:
@@ -512,12 +512,12 @@ class Ending:
                 self._violated(f"a span is of no event: {taken[key]}")
 
     def _followed(self) -> None:
-        """Whoever followed a session from its beginning was told every event, once, in order."""
+        """Whoever followed a session from its beginning received every event, once, in order."""
         for client in self._world.clients:
             rows = self._world.committed(f"SELECT seq FROM event WHERE session_id = '{client.session_id}' ORDER BY seq")
             wanted = [row[0] for row in rows]
             if client.finished and not client.replaced and client.followed != wanted[: len(client.followed)]:
-                self._violated(f"the follower of {client.session_id} was told {client.followed}, there is {wanted}")
+                self._violated(f"the follower of {client.session_id} received {client.followed}, there is {wanted}")
 
     def situation(self) -> str:
         """Why nothing happens: what sessions with work wait for."""

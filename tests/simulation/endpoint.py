@@ -135,7 +135,7 @@ class Endpoint(httpx2.AsyncBaseTransport):
         return httpx2.Response(200, stream=stream, headers={"content-type": "text/event-stream"})
 
     def _reply(self, body: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
-        """The model's reply, or the rest of one that was cut off; some are cut off anew."""
+        """The model's reply, or the rest of one that was cut off; some are cut off again."""
         verdict = goals.verdict(messages)
         messages = commands.unheard(unheard(goals.plain(messages)))
         messages = [message for message in messages if not content_text(message).startswith(f"{STEER} ")]

@@ -240,7 +240,7 @@ class Faults:
             self._world.cluster.after(fault.seconds, self._world.cluster.heal, machine)
 
     def _cut_clients(self, fault: Fault) -> None:
-        """No client reaches anybody: what it says, and what it is told, arrives later."""
+        """No client reaches anybody: what it sends, and what is sent to it, arrives later."""
         self._world.outside.cut_off = True
         self._world.cluster.after(fault.seconds, self._world.cluster.heal, self._world.outside)
 

@@ -65,7 +65,7 @@ def as_goal(chosen: random.Random, work: Work) -> Work:
         "workflow": {"name": GOAL, "source": source, **fingerprint(goal)},
     }  # fmt: skip
 
-    def told_anew(action: Any) -> Any:
+    def with_new_task(action: Any) -> Any:
         name = next((name for name in ("content", "prompt") if action.what.get(name, "").startswith("{")), "")
         if not name or action.what.get("own"):
             return action
@@ -79,7 +79,7 @@ def as_goal(chosen: random.Random, work: Work) -> Work:
         }  # fmt: skip
         return replace(action, what={**action.what, name: json.dumps(given)})
 
-    actions = tuple(told_anew(action) for action in work.actions if action.kind not in STEERING)
+    actions = tuple(with_new_task(action) for action in work.actions if action.kind not in STEERING)
     if chosen.random() < 0.7:  # else most goals would be cancelled before their second round
         actions = tuple(action for action in actions if action.kind not in ENDING)
         spec["budget"] = None
@@ -116,7 +116,7 @@ def plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def said(message: dict[str, Any]) -> str | None:
-    """The verdict on what an evaluator is told; None for any other message."""
+    """The verdict on what an evaluator reads; None for any other message."""
     text = content_text(message) if message["role"] == "user" else ""
     condition = re.search(rf"^{TRY}(\d+)$", text, re.MULTILINE)
     _, found, answer = text.partition("<answer>")
@@ -136,7 +136,7 @@ def verdict(messages: list[dict[str, Any]]) -> str | None:
 
 def problems(known: Known, given: dict[str, Any], row: Any, counts: Counter[str]) -> Iterator[str]:
     """A run has at most its rounds, each with a try and the verdict on it; it ends as the last verdict says, and each
-    try is told the reason of the verdict before it."""
+    try receives the reason of the verdict before it."""
     results = {path: (outcome, text) for path, outcome, text in known.results}
     due, reason, visited = None, "", set[str]()
     for number in range(1, given["max_rounds"] + 1):

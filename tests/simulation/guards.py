@@ -102,11 +102,11 @@ class Guarded:
         return self._names[session_id]
 
     def begins(self, name: str, context: HookContext) -> None:
-        """A guard is called: it is told if it may have been before."""
+        """A guard is called: it learns if it may have been called before."""
         known = (name, context.call_key)
         if self._world.invariants.is_current(context.session_id):
             if known in self._begun and not context.redone:
-                self._world.invariants.violated(f"{name} was called again for {context.call_key}, and not told")
+                self._world.invariants.violated(f"{name} was called again for {context.call_key}, without `redone`")
             self._begun.add(known)
         self._world.note(f"{name} looks at {context.call_key}{' again' if context.redone else ''}")
 

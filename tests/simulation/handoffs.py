@@ -83,15 +83,15 @@ def violations(connection: Any, upgraded: set[str], counts: Counter[str]) -> Ite
     under the agent that it was handed off to last."""
     columns = (SESSION.c.session_id, SESSION.c.agent, SESSION.c.spec)
     sessions = {row.session_id: row for row in connection.execute(select(*columns)) if row.spec.get("handoffs")}
-    told, went = _said(connection), dict[str, list[dict[str, Any]]]()
+    said, went = _said(connection), dict[str, list[dict[str, Any]]]()
     for row in connection.execute(
         select(EVENT.c.session_id, EVENT.c.body).where(EVENT.c.type == "agent_handed_off").order_by(EVENT.c.seq)
     ):
         went.setdefault(row.session_id, []).append(row.body)
-    for name in sorted({*told, *went} - sessions.keys()):
+    for name in sorted({*said, *went} - sessions.keys()):
         yield f"{name} was handed off, and its agent knows no other"
     for name, session in sessions.items():
-        found, records, results = went.get(name, []), *told.get(name, ([], []))
+        found, records, results = went.get(name, []), *said.get(name, ([], []))
         counts["handoffs"] += len(found)
         if [event["call_id"] for event in found] != results:
             yield f"{name} was handed off by {[event['call_id'] for event in found]}, and the results are of {results}"

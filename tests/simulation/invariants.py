@@ -407,7 +407,7 @@ class Invariants:
         self.recalled.goes_on(session_id, run_id)
         process, before = self._world.scheduler.current, self._asked.get(wait_key)
         self._asked[wait_key] = process
-        # A gateway whose machine was given up does what it was told before that, as soon as it goes on.
+        # A gateway whose machine was given up does what it was asked before that, as soon as it goes on.
         lost = process is not None and self.gave_up(process)
         if wait_key in self._answered and not lost:
             self.violated(f"the model call {wait_key} is made again, and its answer was committed")
@@ -439,12 +439,12 @@ class Invariants:
             self.complete[request.wait_key] = process
 
     def check_hook(self, context: HookContext) -> None:
-        """A hook is told whether it may have been called before; not if by a process that was replaced by then."""
+        """A hook learns whether it may have been called before, unless by a process that was replaced by then."""
         known = (context.point, context.call_key)
         self.hooked.add(known)
         if self.is_current(context.session_id):
             if known in self._hooked_in_time and not context.redone:
-                self.violated(f"the hook {context.point} was called again for {context.call_key}, and not told")
+                self.violated(f"the hook {context.point} was called again for {context.call_key}, without `redone`")
             self._hooked_in_time.add(known)
 
     def _of_removed(self, session_id: str) -> bool:
@@ -510,7 +510,7 @@ class Invariants:
         if row.epoch != effect.epoch and self._activated(session_id) > effect.epoch and not forced:
             self.violated(f"effect of {effect.call_key} under epoch {effect.epoch}, which epoch {row.epoch} had fenced")
         started = self._started.get((session_id, call_id), effect.at)
-        # Where a commit's reply was lost nobody told of it here; the row's time has its machine's clock.
+        # Where a commit's reply was lost nobody reported it here; the row's time has its machine's clock.
         age = time.time_ns() / 1e9 - row.updated_at / 1e6
         if effect.at > started + LEASE_SECONDS and age > LEASE_SECONDS:
             self.violated(f"effect of {effect.call_key} {effect.at - started:.1f} s after its start was committed")

@@ -82,7 +82,7 @@ def violations(connection: Any, counts: Counter[str]) -> Iterator[str]:
     """A wakeup that was stopped does not fire, one that is said to have fired has, and none that is to come is said to
     be unknown; of the tasks that a stopped sub-agent had been given, none begins after that."""
     timers = _timers(connection)
-    told = dict[tuple[str, str], int]()
+    unreported = dict[tuple[str, str], int]()
     for session_id, found in timers.items():
         stands = dict[str, str]()
         for _, name, what in found:
@@ -90,21 +90,21 @@ def violations(connection: Any, counts: Counter[str]) -> Iterator[str]:
                 yield f"the wakeup {name} of {session_id} fired, and had been stopped"
             stands[name] = what
             if what == TimerCancelled.type:
-                told[session_id, name] = told.get((session_id, name), 0) + 1
+                unreported[session_id, name] = unreported.get((session_id, name), 0) + 1
     for session_id, asked, said, text in _stops(connection):
         counts["stopped"] += bool(STOPPED.match(text) or SUB_AGENT.match(text))
         if match := STOPPED.match(text):
-            told[session_id, match[1]] = told.get((session_id, match[1]), 0) - 1
+            unreported[session_id, match[1]] = unreported.get((session_id, match[1]), 0) - 1
         elif match := FIRED.match(text):
             counts["fired before the stop"] += 1
             if not any(e[:2] < (said["seq"], "") and e[1:] == (match[1], TimerFired.type) for e in timers[session_id]):
-                yield f"{session_id} was told that its wakeup {match[1]} had fired, and it had not"
+                yield f"a result in {session_id} says that its wakeup {match[1]} had fired, and it had not"
         elif match := UNKNOWN.match(text):
             before = [e for e in timers.get(session_id, ()) if e[0] < asked["seq"] and e[1] in (match[1], "")]
             since = [e for e in timers.get(session_id, ()) if asked["seq"] < e[0] < said["seq"]]
             others = any(e[1] in (match[1], "") and e[2] != TimerCancelled.type for e in since)
             if before and before[-1][2] == TimerSet.type and not others:
-                yield f"{session_id} was told that it has no wakeup {match[1]}, and it had"
+                yield f"a result in {session_id} says that it has no wakeup {match[1]}, and it had"
         elif match := SUB_AGENT.match(text):
             runs = select(RUN.c.run_id).where(
                 RUN.c.session_id == match[1], RUN.c.source == "parent", RUN.c.accepted_at < asked["created_at"],
@@ -112,9 +112,9 @@ def violations(connection: Any, counts: Counter[str]) -> Iterator[str]:
             )  # fmt: skip
             for run_id in connection.execute(runs).scalars():
                 yield f"{match[1]} was stopped by {session_id}, and began {run_id} after that"
-    for (session_id, name), more in told.items():
+    for (session_id, name), more in unreported.items():
         if more < 0:
-            yield f"{session_id} was told {-more} times more that its wakeup {name} is stopped than it was"
+            yield f"the wakeup {name} of {session_id} is said to be stopped {-more} times more than it was"
 
 
 def _timers(connection: Any) -> dict[str, list[tuple[int, str, str]]]:

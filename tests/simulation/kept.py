@@ -72,12 +72,12 @@ def _writes(connection: Any) -> Writes:
         )
     }
     found: Writes = defaultdict(list)
-    told = (
+    results = (
         select(MESSAGE.c.session_id, MESSAGE.c.body, SESSION.c.root_id, SESSION.c.agent, SESSION.c.spec)
         .join(SESSION, SESSION.c.session_id == MESSAGE.c.session_id)
         .where(MESSAGE.c.role == "tool")
     )
-    for row in connection.execute(told):
+    for row in connection.execute(results):
         key = row.session_id, row.body["tool_call_id"]
         said = DONE.fullmatch(text_of(row.body["content"]))
         if key[1].startswith(COPIED):  # a fork has notes of its own

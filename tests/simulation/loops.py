@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NOT_BEGUN = ("session_closed", "unknown_session", "session_conflict", "run_conflict")
 """Codes of due times of which nothing began; no run ends with one of them."""
 
-TOLD = re.compile(r"Runs: (\d+) attempted, (\d+) passed, (\d+) failed, (\d+) cancelled, (\d+) pending\.")
+SUMMARY = re.compile(r"Runs: (\d+) attempted, (\d+) passed, (\d+) failed, (\d+) cancelled, (\d+) pending\.")
 
 LOOKING_AFTER = ("resolve_triage", "retry_triage", "reset_loop")
 
@@ -35,7 +35,7 @@ def some_loops(chosen: random.Random, work: tuple[Work, ...], window: float) -> 
 
 
 def with_loops(chosen: random.Random, work: Work, window: float) -> Work:
-    """The same work. A schedule is a loop in all of its definitions or in none, so that what it knows can be told."""
+    """The same work. A schedule is a loop in all of its definitions or in none, so what it knows is well defined."""
     from .plan import Action, _order
 
     mine = {action.what["name"] for action in work.actions if action.kind == "set_schedule"}
@@ -87,7 +87,7 @@ class Outcomes:
 
 def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[str]:
     """Each run of a schedule that failed is counted once in triage; what a loop knows is what became of its runs, and
-    each of them was told of all before it."""
+    the input of each counts all before it."""
     outcomes = world.invariants.outcomes
     counted: Counter[str] = Counter()
     for row in connection.execute(select(TRIAGE)).mappings():
@@ -114,22 +114,22 @@ def violations(world: World, connection: Any, counts: Counter[str]) -> Iterator[
         known = {what: row[what] for what in ("passed", "failed", "cancelled") if row[what]}
         if known != became or row["attempted"] != len(outcomes.accepted.get(name, ())):
             yield f"loop {name} knows of {row['attempted']} runs, {known}: there were {dict(became)}"
-    yield from _told(connection, outcomes, reset, counts)
+    yield from _summaries(connection, outcomes, reset, counts)
 
 
 def _outcome(status: str) -> str:
     return "passed" if status == "completed" else "failed" if status in FAILED_STATUSES else "cancelled"
 
 
-def _told(connection: Any, outcomes: Outcomes, reset: set[str], counts: Counter[str]) -> Iterator[str]:
+def _summaries(connection: Any, outcomes: Outcomes, reset: set[str], counts: Counter[str]) -> Iterator[str]:
     loops = set(connection.execute(select(LOOP_MEMORY.c.name)).scalars()) - reset
     for run_id, content in connection.execute(select(RUN.c.run_id, RUN.c.content).where(RUN.c.source == SOURCE)):
         name = schedule_of(run_id)
         if name not in loops:
             continue
-        found = TOLD.search(content)
-        told = [int(number) for number in found.groups()] if found else [0] * 5
-        counts["firings that were told"] += bool(found)
+        found = SUMMARY.search(content)
+        summary = [int(number) for number in found.groups()] if found else [0] * 5
+        counts["firings with a summary"] += bool(found)
         before = outcomes.accepted[name].index(run_id)
-        if told[0] != before or sum(told[1:]) != before:
-            yield f"run {run_id} of loop {name} was told {told}, and there were {before} before it"
+        if summary[0] != before or sum(summary[1:]) != before:
+            yield f"run {run_id} of loop {name} has the summary {summary}, and there were {before} before it"

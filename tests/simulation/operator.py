@@ -75,8 +75,8 @@ async def put_away(world: World, root_id: str) -> bool:
 
 
 async def own(world: World, number: int, seconds: float) -> None:
-    """Another cluster, which was told wrongly that the store's owner is dead, owns it for a while, or until nothing
-    goes wrong any more."""
+    """Another cluster, which believes that the store's owner is dead, owns it for a while, or until nothing goes wrong
+    any more."""
     holder, lease = f"{RIVAL}{number}/elsewhere:0:0", round(OWNER_LEASE_SECONDS * 1e6)
     generation = await _do(world, lambda tx: activation.acquire(tx, holder, lease, may_take=lambda _: True))
     if generation is None:

@@ -218,13 +218,13 @@ class NodeProcess(NodeCalls):
             await (await self._node()).deaths.frame_died(frame_id, "process_died", EOF_SECONDS)
 
     async def step(self, call: StepCall) -> Work | Exit:
-        """A process whose death was told is given nothing any more, however late its call arrives."""
+        """A process whose death was reported is given nothing any more, however late its call arrives."""
         node = await self._node()
         frame_id = call.frame.frame_id
-        told = frame_id in node.frames.known.buried
+        buried = frame_id in node.frames.known.buried
         answer = await super().step(call)
-        if told and isinstance(answer, Work):
-            self._world.invariants.violated(f"frame {frame_id}, whose death was told, was given work")
+        if buried and isinstance(answer, Work):
+            self._world.invariants.violated(f"frame {frame_id}, whose death was reported, was given work")
         return answer
 
     async def kill_process(self, pid: int) -> bool:

@@ -114,7 +114,7 @@ class Recalled:
         self._open = {asked: at for asked, at in self._open.items() if asked[2] != f"{session_id}/{run_id}"}
 
     def begin(self, name: str, does: str, context: MemoryContext) -> Call:
-        """A provider is called: about what its run says, before that ends; and it is told whether it may have been
+        """A provider is called: about what its run says, before that ends; and it learns whether it may have been
         called before, unless by a process that was replaced by then."""
         asked, process = (does, name, context.call_key), self._world.scheduler.current
         window = self._invariants.window_of(process)
@@ -127,7 +127,7 @@ class Recalled:
         before = self._open.get(asked)
         # What was folded is recalled again by whoever has done so at the beginning.
         if before is not None and not context.redone and (does == REMEMBER or before != call.epoch):
-            self._violated(f"{name} is to {does} {context.call_key} again, and was not told")
+            self._violated(f"{name} is to {does} {context.call_key} again, without `redone`")
         self._open[asked] = call.epoch
         self._check_run(does, context)
         return call
@@ -157,15 +157,15 @@ class Recalled:
 
     def violations(self, connection: Any, counts: Counter[str]) -> Iterator[str]:
         """What an agent was shown its providers have said, for that run; it has its limit; what a provider has said is
-        shown, and what it did wrong is told. Each run is remembered before its end."""
+        shown, and what it did wrong is reported. Each run is remembered before its end."""
         memories = {
             row.session_id: row.spec["memory"]
             for row in connection.execute(select(SESSION.c.session_id, SESSION.c.spec))
             if row.spec.get("memory", {}).get("providers")
         }
-        said, told = _by_run(connection, MESSAGE, MESSAGE.c.role), _by_run(connection, EVENT, EVENT.c.type)
+        said, logged = _by_run(connection, MESSAGE, MESSAGE.c.role), _by_run(connection, EVENT, EVENT.c.type)
         failures = {
-            key: [event.body for event in events if event.type == "memory_failed"] for key, events in told.items()
+            key: [event.body for event in events if event.type == "memory_failed"] for key, events in logged.items()
         }
         for (session_id, run_id), rows in said.items():
             if session_id not in memories or run_id.startswith(COPIED):
@@ -173,10 +173,10 @@ class Recalled:
             key, memory, failed = f"{session_id}/{run_id}", memories[session_id], failures.get((session_id, run_id), [])
             shown = [row.body["content"] for row in rows if row.body.get("origin") == MEMORY]
             counts["shown"] += len(shown)
-            anew = sum(row.body.get("origin") in (FOLD, HANDED_OFF) for row in rows)
-            recalls = sum(event.type == "memory_recalled" for event in told.get((session_id, run_id), ()))
-            if len(shown) != recalls or len(shown) > 1 + anew:
-                yield f"{key} shows its memory {len(shown)} times, {recalls} are told of; it was made anew {anew} times"
+            rebuilt = sum(row.body.get("origin") in (FOLD, HANDED_OFF) for row in rows)
+            recalls = sum(event.type == "memory_recalled" for event in logged.get((session_id, run_id), ()))
+            if len(shown) != recalls or len(shown) > 1 + rebuilt:
+                yield f"{key} shows its memory {len(shown)} times, the log {recalls}; it was rebuilt {rebuilt} times"
             for text in shown:
                 yield from self._shown(key, text, memory)
             yield from self._begun(key, rows, shown, memory, failed)
@@ -184,7 +184,7 @@ class Recalled:
         columns = (RUN.c.session_id, RUN.c.run_id, RUN.c.text)
         for run in connection.execute(select(*columns).where(RUN.c.status == "completed", RUN.c.merged_into == "")):
             failed = [
-                event.body for event in told.get((run.session_id, run.run_id), ()) if event.type == "memory_failed"
+                event.body for event in logged.get((run.session_id, run.run_id), ()) if event.type == "memory_failed"
             ]
             if run.session_id in memories:
                 yield from self._remembered(run, memories[run.session_id], failed)
@@ -210,13 +210,13 @@ class Recalled:
         self, key: str, rows: list[Any], shown: list[str], memory: dict[str, Any], failed: list[dict[str, Any]]
     ) -> Iterator[str]:
         """A run began: each provider was asked about its input, or all that were merged, and what it said is shown; or
-        it is told that it has failed."""
+        its failure is reported."""
         origins = ("", CHILD, COMMAND)
         inputs = list(takewhile(lambda row: row.role == "user" and row.body.get("origin", "") in origins, rows))
         if not inputs:
             return
         text = "\n\n".join(row.body["content"] for row in inputs)
-        # Where nothing is shown, what was told of sub-agents while the providers were asked may be among them.
+        # Where nothing is shown, news of sub-agents that came while the providers were asked may be among them.
         is_all = len(rows) > len(inputs) and rows[len(inputs)].body.get("origin") == MEMORY
         for name in (one["name"] for one in memory["providers"] if RECALL in one["does"]):
             calls = self._calls[RECALL, name, key]
@@ -224,14 +224,14 @@ class Recalled:
             about = {call.context.text for call in calls}
             if calls and not (text in about if is_all else any(one and text.startswith(one) for one in about)):
                 yield f"{key} began with {text[:60]!r}, and {name} was asked about {sorted(about)}"
-            is_told = any((one["provider"], one["what"]) == (name, RECALL) for one in failed)
-            if is_told:
+            is_reported = any((one["provider"], one["what"]) == (name, RECALL) for one in failed)
+            if is_reported:
                 continue
             if not done:
                 yield f"{key} has begun, and {name} was called {len(calls)} times, did not end, and is not said to fail"
                 continue
             if calls[0].how in FAILING:
-                yield f"{key}: {name} has failed ({calls[0].how}), and that is not told"
+                yield f"{key}: {name} has failed ({calls[0].how}), and that is not reported"
             is_shown = any(name == one for text in shown for one, _ in SECTION.findall(text))
             is_full = any(memory["max_tokens"] * BYTES_PER_TOKEN - _size(text) < NO_ROOM for text in shown)
             if calls[0].how in NEW and not (is_shown or is_full):
@@ -243,15 +243,15 @@ class Recalled:
             calls = self._calls[one["what"], one["provider"], key]
             late = one["error_message"].endswith("and was given up.")
             if not calls or not (late or calls[0].how in FAILING):
-                yield f"{key}: {one} is told, and its calls were {[call.how for call in calls]}"
+                yield f"{key}: {one} is reported, and its calls were {[call.how for call in calls]}"
 
     def _remembered(self, run: Any, memory: dict[str, Any], failed: list[dict[str, Any]]) -> Iterator[str]:
         """A completed run was remembered as it ended."""
         for name in (one["name"] for one in memory["providers"] if REMEMBER in one["does"]):
             calls = self._calls[REMEMBER, name, f"{run.session_id}/{run.run_id}"]
             of_end = [call for call in calls if (call.context.text, call.context.status) == (run.text, "completed")]
-            is_told = any((one["provider"], one["what"]) == (name, REMEMBER) for one in failed)
-            if not of_end or not (is_told or any(call.found for call in of_end)):
+            is_reported = any((one["provider"], one["what"]) == (name, REMEMBER) for one in failed)
+            if not of_end or not (is_reported or any(call.found for call in of_end)):
                 texts = [(call.context.status, call.context.text[:60], call.how, call.found) for call in calls]
                 yield f"{run.session_id}/{run.run_id} has ended: {run.text[:60]!r}; {name} was to remember {texts}"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from understudy.workflows import TIMEOUT_STEP
 
-from .workflows import BACKOFF, NOTED, Node, task_of, told
+from .workflows import BACKOFF, NOTED, Node, call_name, task_of
 
 Asked = tuple[str, dict[str, Any]]
 
@@ -182,7 +182,7 @@ class Reference:
         return [name for name in names if isinstance(name, str) and name.startswith(NOTED)]
 
     def _tool(self, node: Node, given: Any, branch: Branch) -> Any:
-        name = told(node["with"]["name"], self._done(branch.at), given)
+        name = call_name(node["with"]["name"], self._done(branch.at), given)
         return self._retried(node, branch, lambda: self._step(branch, node["tool"], {**node["with"], "name": name}))
 
     def _agent(self, node: Node, given: Any, branch: Branch) -> Any:

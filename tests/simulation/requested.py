@@ -78,7 +78,7 @@ class Requested:
         self._doing[self._world.scheduler.current] = {}
 
     def committed(self) -> None:
-        """It is committed. Whether one that was lost is committed as well is told by the row that it left."""
+        """It is committed. The row that a lost one left shows whether it is committed as well."""
         for request, at in self._doing[self._world.scheduler.current].items():
             self._done[request] += 1
             of_it = f"session_id = '{request[0]}' AND request_id = '{request[1]}'"

@@ -148,8 +148,8 @@ class Process:
             lane.ready.clear()
             self.scheduler.runnable.pop(lane, None)
         self.scheduler.forget(self)
-        for told in self.on_death:
-            told()
+        for callback in self.on_death:
+            callback()
 
 
 class Task(asyncio.Task):  # type: ignore[type-arg]

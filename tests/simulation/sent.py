@@ -29,7 +29,7 @@ class Sent:
     """Compares model calls with what is committed.
 
     Args:
-        violated: told of what is wrong.
+        violated: called with what is wrong.
     """
 
     def __init__(self, world: World, violated: Callable[[str], None]) -> None:

@@ -131,7 +131,7 @@ class Served:
         return len(self._made[key])
 
     def answered(self, call: ServerCall, said: ElicitationAnswer) -> None:
-        """A server is told what a person says to a question of its: what is committed, or that nobody says anything."""
+        """A server receives what a person says to its question: what is committed, or that nobody says anything."""
         self._world.counts[f"server questions: {said.action}"] += 1
         if said.action == CANCEL:
             return
@@ -139,9 +139,9 @@ class Served:
             where = QUESTION.c.elicitation == said.id
             answers = connection.execute(select(QUESTION.c.answer).where(where)).scalars().all()
         content = json.dumps(said.content) if said.action == ACCEPT else None
-        told = [(answer["decision"], answer["text"] if content else None) for answer in answers if answer]
-        if told != [("ok" if content else "error", content)]:
-            self._world.invariants.violated(f"{call.key}: its server is told {said}, and committed is {told}")
+        committed = [(answer["decision"], answer["text"] if content else None) for answer in answers if answer]
+        if committed != [("ok" if content else "error", content)]:
+            self._world.invariants.violated(f"{call.key}: its server receives {said}, and committed is {committed}")
 
     def _is_lost(self, made: Made) -> bool:
         elsewhere = self._world.machine_of(made.process) is not self._world.machine_of(self._world.scheduler.current)

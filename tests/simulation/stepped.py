@@ -184,9 +184,9 @@ class Stepped:
             if tool in POLICY_OF and outcome == "ok" and text.startswith('"did ') and not effects[key]:
                 yield f"{key} is said to have acted, and has not"
             if tool in TIMERS and outcome == "ok" and not self._stepped and "seconds" in arguments:
-                asked, told = run.times[call_id]
-                if told - asked < arguments["seconds"] * 1e6 - MARGIN:
-                    yield f"{key}: a {tool} of {arguments['seconds']} s was over after {(told - asked) / 1e6} s"
+                asked, answered = run.times[call_id]
+                if answered - asked < arguments["seconds"] * 1e6 - MARGIN:
+                    yield f"{key}: a {tool} of {arguments['seconds']} s was over after {(answered - asked) / 1e6} s"
 
     def _signals(self, runs: dict[Key, Run], ended: dict[Key, Any], counts: Counter[str]) -> Iterator[str]:
         """A signal that was accepted is taken once, by a step of its name; it is left only where none waited for it."""

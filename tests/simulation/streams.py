@@ -83,7 +83,7 @@ class Reported:
 
 
 class Heard:
-    """Puts together what a client is told of a session's answers, and compares it with what is committed."""
+    """Puts together what a client receives of a session's answers, and compares it with what is committed."""
 
     def __init__(self, session_id: str, violated: Callable[[str], None]) -> None:
         self._session_id = session_id
@@ -96,27 +96,27 @@ class Heard:
         """More of a try's answer has come."""
         self.pieces += len(parts)
         for event in self._of(key.split("/")[1]).pieces(key, parts):
-            self._told(event)
+            self._receive(event)
 
     def completed(self, event: ModelCallCompleted, message: Message) -> None:
         """The answer is committed."""
-        for told in self._of(event.run_id or "").rest(event, message):
-            self._told(told)
+        for piece in self._of(event.run_id or "").rest(event, message):
+            self._receive(piece)
         parts = self._parts.pop(event.request_key.rpartition("/")[0], {})
         extra = (message.extra or {}).get("provider") or {}
         thought = next((extra[name] for name in REASONING_FIELDS if isinstance(extra.get(name), str)), "")
         whole = {(TEXT, 0): message.text, (REASONING, 0): thought}
         whole |= {(CALL, index): call.arguments for index, call in enumerate(message.tool_calls)}
         if {part for part in parts if part[0] == CALL} != {part for part in whole if part[0] == CALL}:
-            self._violated(f"{event.request_key}: a client was told of the tool calls {sorted(parts)}")
+            self._violated(f"{event.request_key}: a client received the tool calls {sorted(parts)}")
         for part, text in whole.items():
             if parts.get(part, "") != text:
-                self._violated(f"{event.request_key}: a client was told {parts.get(part)!r:.300}, not {text!r:.300}")
+                self._violated(f"{event.request_key}: a client received {parts.get(part)!r:.300}, not {text!r:.300}")
 
     def _of(self, run_id: str) -> Streaming:
         return self._runs.setdefault(run_id, Streaming(self._session_id, run_id))
 
-    def _told(self, event: Event) -> None:
+    def _receive(self, event: Event) -> None:
         if isinstance(event, StreamRestarted):
             self._parts.pop(event.request_key.rpartition("/")[0], None)
         elif isinstance(event, TextDelta):

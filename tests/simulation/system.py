@@ -126,7 +126,7 @@ class Log(logging.Handler):
 
     Args:
         level: of what is kept.
-        failed: told of errors that nobody foresaw; those of the product's own tree are foreseen.
+        failed: called with errors that nobody foresaw; those of the product's own tree are foreseen.
     """
 
     def __init__(self, note: Callable[[str], None], level: int, failed: Callable[[str], None]) -> None:

@@ -16,9 +16,9 @@ INPUTS = ("send", "replace")
 
 
 def rewritten(
-    work: Work, told: Callable[[str], str], *, kinds: Collection[str] = (), names: Collection[str] = ("content",)
+    work: Work, rewrite: Callable[[str], str], *, kinds: Collection[str] = (), names: Collection[str] = ("content",)
 ) -> Work:
-    """The same work with what `told` makes of its tasks.
+    """The same work with what `rewrite` makes of its tasks.
 
     Args:
         kinds: of the actions whose tasks are changed; all that have one if there are none.
@@ -28,7 +28,7 @@ def rewritten(
     for action in work.actions:
         name = next((name for name in names if action.what.get(name, "").startswith("{")), "")
         if name and (not kinds or action.kind in kinds):
-            action = replace(action, what={**action.what, name: told(action.what[name])})
+            action = replace(action, what={**action.what, name: rewrite(action.what[name])})
         actions.append(action)
     return replace(work, actions=tuple(actions))
 

@@ -29,8 +29,8 @@ FIRST_SCHEDULE = int(os.environ.get("UNDERSTUDY_TEST_FIRST_SCHEDULE", "0"))
 @pytest.mark.thorough
 @pytest.mark.timeout(60 + SCHEDULES)
 async def test_random_schedules_end_as_on_the_real_server(postgres: str) -> None:
-    """Sessions that read, lock, write and end at random are told the same after each step, and wait for the same, as on
-    a real server; and the tables are the same at the end."""
+    """Sessions that read, lock, write and end at random get the same answers after each step, and wait for the same, as
+    on a real server; and the tables are the same at the end."""
     database = Database(postgres)
     database.prepare()
     database.close()
@@ -48,16 +48,16 @@ class Stage:
     """A server with rows `a` and `b`, and clients that do something with them, each in a task of its own.
 
     Attributes:
-        told: what clients noted, with the time (seconds).
+        notes: what clients noted, with the time (seconds).
     """
 
     def __init__(self, **options: Any) -> None:
         self.host = RoundRobin()
         self.server = Server(self.host, **options)
-        self.told: list[tuple[float, str]] = []
+        self.notes: list[tuple[float, str]] = []
         self.databases: dict[str, SimulatedDatabase] = {}
         self.do("setup", lambda: self._insert("setup", "a", "b"))
-        self.told.clear()
+        self.notes.clear()
 
     def _insert(self, client: str, *names: str) -> None:
         with self.database(client).write() as connection:
@@ -77,22 +77,22 @@ class Stage:
             try:
                 function()
             except StoreError as error:
-                self.tell(f"{client}: {type(error).__name__}: {error}")
+                self.note(f"{client}: {type(error).__name__}: {error}")
             else:
-                self.tell(f"{client}: done")
+                self.note(f"{client}: done")
 
         return self.host.start(client, run)
 
     def do(self, client: str, function: Callable[[], Any]) -> None:
         """Have a client do something, to its end."""
         task = self.host.start(client, function)
-        self.host.settle()
+        self.host.run_until_idle()
         assert task.done, "it waits"
         if task.error is not None:
             raise task.error
 
-    def tell(self, what: str) -> None:
-        self.told.append((self.host.now() / 1e6, what))
+    def note(self, what: str) -> None:
+        self.notes.append((self.host.now() / 1e6, what))
 
     def change(self, client: str, *names: str, seconds: float = 0.0, generation: int = 1) -> Callable[[], None]:
         """A transaction that changes rows in this order, and takes so long before it ends."""
@@ -132,7 +132,7 @@ def test_a_lock_is_waited_for_until_its_holder_ends(stage: Stage) -> None:
     stage.host.run(1)
     assert stage.server.waiting() == {"two": ["one"]}
     stage.host.run()
-    assert stage.told == [(2.0, "one: done"), (2.0, "two: done")]
+    assert stage.notes == [(2.0, "one: done"), (2.0, "two: done")]
     assert stage.generations() == {"a": 2, "b": 0}
     assert stage.server.waits == 1
     assert stage.idle()
@@ -143,9 +143,9 @@ def test_a_lock_that_is_held_for_too_long_is_not_waited_for(stage: Stage) -> Non
     stage.start("one", stage.change("one", "a", seconds=4))
     stage.start("two", stage.change("two", "a"))
     stage.host.run()
-    [(at, told), _] = stage.told
-    assert (at, told.split(": ")[:2]) == (3.0, ["two", "StoreBusy"])
-    assert "LockNotAvailable" in told
+    [(at, line), _] = stage.notes
+    assert (at, line.split(": ")[:2]) == (3.0, ["two", "StoreBusy"])
+    assert "LockNotAvailable" in line
     stage.do("two", stage.change("two", "a", generation=2))
     assert stage.generations()["a"] == 2
 
@@ -155,8 +155,8 @@ def test_of_two_in_a_deadlock_one_gives_way_after_a_second(stage: Stage) -> None
     stage.start("one", stage.change("one", "a", "b", seconds=0.5))
     stage.start("two", lambda: (stage.host.sleep(0.1), stage.change("two", "b", "a", seconds=0.5, generation=2)()))
     stage.host.run()
-    [(first, told), (last, done)] = stage.told
-    assert (first, "DeadlockDetected" in told, last, done) == (1.5, True, 2.0, "two: done")
+    [(first, line), (last, done)] = stage.notes
+    assert (first, "DeadlockDetected" in line, last, done) == (1.5, True, 2.0, "two: done")
     assert stage.generations() == {"a": 2, "b": 2}
 
 
@@ -179,13 +179,13 @@ def test_a_statement_takes_no_longer_than_its_limit(stage: Stage) -> None:
     stage.start("one", busy)
     stage.start("two", lambda: patient("lock_timeout"))
     stage.host.run(35)
-    [(at, told)] = stage.told
-    assert (at, "QueryCanceled" in told) == (30.0, True)
-    stage.told.clear()
+    [(at, line)] = stage.notes
+    assert (at, "QueryCanceled" in line) == (30.0, True)
+    stage.notes.clear()
     stage.host.run(1)
     stage.start("two", lambda: patient("statement_timeout"))
     stage.host.run()
-    assert stage.told == [(40.0, "one: done"), (40.0, "two: done")]
+    assert stage.notes == [(40.0, "one: done"), (40.0, "two: done")]
 
 
 def test_a_session_that_is_idle_in_a_transaction_is_ended(stage: Stage) -> None:
@@ -194,10 +194,10 @@ def test_a_session_that_is_idle_in_a_transaction_is_ended(stage: Stage) -> None:
     stage.start("three", stage.change("three", "b", "b", "b", seconds=4))
     stage.start("two", lambda: (stage.host.sleep(4.5), stage.change("two", "a", generation=2)()))
     stage.host.run()
-    [(freed, two), (at, told), (_, three)] = stage.told
+    [(freed, two), (at, line), (_, three)] = stage.notes
     assert (freed, two, at, three) == (5.0, "two: done", 6.0, "three: done")
-    assert told.startswith("one: StoreUnreachable")
-    assert "IdleInTransactionSessionTimeout" in told
+    assert line.startswith("one: StoreUnreachable")
+    assert "IdleInTransactionSessionTimeout" in line
     assert stage.generations() == {"a": 2, "b": 1}
     assert stage.idle()
 
@@ -215,7 +215,7 @@ def test_an_error_ends_a_transaction_at_once(stage: Stage) -> None:
 
     stage.start("one", doubled)
     stage.host.run()
-    assert "InFailedSqlTransaction" in stage.told[0][1]
+    assert "InFailedSqlTransaction" in stage.notes[0][1]
     assert stage.generations() == {"a": 0, "b": 0}
 
 
@@ -261,7 +261,7 @@ def test_a_snapshot_stays_as_it_was(stage: Stage) -> None:
     stage.start("one", look)
     stage.start("two", change)
     stage.host.run()
-    assert stage.told == [(1.5, "two: done"), (3.0, "one: done")]
+    assert stage.notes == [(1.5, "two: done"), (3.0, "one: done")]
     before = [("a", 0), ("b", 0)]
     assert seen[0::2] == [before] * 3
     assert seen[1::2] == [before, [("a", 7), ("b", 0), ("c", 0)], [("a", 9), ("c", 0)]]
@@ -271,7 +271,7 @@ def test_a_snapshot_stays_as_it_was(stage: Stage) -> None:
 
 
 def test_a_pool_has_no_more_connections_than_on_postgresql(stage: Stage) -> None:
-    """The fourth reader waits for one of three; one that waits for 30 s is told that all are in use."""
+    """The fourth reader waits for one of three; one that waits for 30 s fails, since all are in use."""
 
     def read(seconds: float) -> Callable[[], None]:
         def run() -> None:
@@ -284,7 +284,7 @@ def test_a_pool_has_no_more_connections_than_on_postgresql(stage: Stage) -> None
     for seconds in (10, 50, 51, 1, 40, 1):
         stage.start("one", read(seconds))
     stage.host.run()
-    times = [(at, told.split(": ")[1]) for at, told in stage.told]
+    times = [(at, line.split(": ")[1]) for at, line in stage.notes]
     assert times == [(10, "done"), (11, "done"), (30, "StoreBusy"), (50, "done"), (51, "done"), (51, "done")]
     assert len(stage.server.backend.sessions) == 3  # the writer's, and two that readers left in the pool
 
@@ -308,8 +308,8 @@ def test_a_server_takes_so_many_connections_and_no_more() -> None:
      ("commit", "lost_before", 0), ("commit", "lost_after", 1)],
 )  # fmt: skip
 def test_a_connection_breaks_at_any_message(stage: Stage, what: str, fault: str, generation: int) -> None:
-    """Only a commit that the server has got takes effect; the client is told the same each time, no lock stays, and the
-    next transaction has a new connection."""
+    """Only a commit that the server has got takes effect; the client gets the same error each time, no lock stays, and
+    the next transaction has a new connection."""
     stage.host.faults["one", what] = [fault]
     with pytest.raises(StoreUnreachable, match="closed the connection"):
         stage.do("one", stage.change("one", "a"))
@@ -326,9 +326,9 @@ def test_a_message_may_meet_silence(stage: Stage) -> None:
     stage.start("one", stage.change("one", "a", "b"))
     stage.start("two", lambda: (stage.host.sleep(2.5), stage.change("two", "a", generation=2)()))
     stage.host.run()
-    [(freed, two), (at, told)] = stage.told
+    [(freed, two), (at, line)] = stage.notes
     assert (freed, two, at) == (5.0, "two: done", 35.0)
-    assert "the server gave no answer for 35 s" in told
+    assert "the server gave no answer for 35 s" in line
 
 
 @pytest.mark.parametrize(("takes_effect", "generation"), [(True, 1), (False, 0)])
@@ -338,12 +338,12 @@ def test_a_commit_that_hangs_ends_later(stage: Stage, takes_effect: bool, genera
     stage.host.hangs = (60, takes_effect)
     stage.start("one", stage.change("one", "a"))
     stage.host.run(50)
-    [(at, told)] = stage.told
-    assert (at, "the server gave no answer for 35 s" in told) == (35.0, True)
+    [(at, line)] = stage.notes
+    assert (at, "the server gave no answer for 35 s" in line) == (35.0, True)
     assert stage.generations()["a"] == 0
     stage.start("two", stage.change("two", "a", generation=2))
     stage.host.run(9)
-    assert "LockNotAvailable" in stage.told[1][1]
+    assert "LockNotAvailable" in stage.notes[1][1]
     stage.host.run(1)
     assert stage.generations()["a"] == generation
     assert stage.idle()
@@ -351,12 +351,12 @@ def test_a_commit_that_hangs_ends_later(stage: Stage, takes_effect: bool, genera
 
 
 def test_a_commit_that_hangs_for_a_while_is_only_slow(stage: Stage) -> None:
-    """Its client waits, and is told that it took effect."""
+    """Its client waits, and learns that it took effect."""
     stage.host.faults["one", "commit"] = ["hang"]
     stage.host.hangs = (20, True)
     stage.start("one", stage.change("one", "a"))
     stage.host.run()
-    assert (stage.told, stage.generations()["a"]) == ([(20.0, "one: done")], 1)
+    assert (stage.notes, stage.generations()["a"]) == ([(20.0, "one: done")], 1)
 
 
 @pytest.mark.parametrize(("takes_effect", "generation"), [(True, 1), (False, 0)])
@@ -371,8 +371,8 @@ def test_a_crash_decides_what_hangs(stage: Stage, takes_effect: bool, generation
     stage.host.run(2)
     stage.server.crash(3)
     stage.host.run(2.5)
-    told = sorted((at, words.split(": ")[0], "closed the connection" in words) for at, words in stage.told)
-    assert told == [(2.0, "one", True), (2.0, "three", True), (4.0, "two", True)]
+    errors = sorted((at, words.split(": ")[0], "closed the connection" in words) for at, words in stage.notes)
+    assert errors == [(2.0, "one", True), (2.0, "three", True), (4.0, "two", True)]
     assert stage.generations() == {"a": generation, "b": 0}
     with pytest.raises(StoreUnreachable, match="starting up"):
         stage.do("one", stage.change("one", "a"))
@@ -394,7 +394,7 @@ def test_what_a_killed_client_had_in_hand_is_rolled_back_at_once(stage: Stage) -
         stage.host.kill(task)
         stage.server.client_died(client)
     stage.host.run()
-    assert stage.told == [(2.0, "three: done")]
+    assert stage.notes == [(2.0, "three: done")]
     assert isinstance(one.error, GreenletExit)
     assert stage.generations() == {"a": 3, "b": 0}
     assert stage.idle()
@@ -409,7 +409,7 @@ def test_a_killed_client_that_waits_is_not_waited_for_longer_than_for_its_lock(s
     stage.server.client_died("two")
     stage.start("three", stage.change("three", "b", generation=3))
     stage.host.run()
-    assert stage.told == [(3.0, "three: done"), (4.9, "one: done")]
+    assert stage.notes == [(3.0, "three: done"), (4.9, "one: done")]
 
 
 def test_a_client_whose_host_is_gone_is_noticed_late(stage: Stage) -> None:
@@ -428,7 +428,7 @@ def test_a_client_whose_host_is_gone_is_noticed_late(stage: Stage) -> None:
     assert stage.server.open_transactions() == ["one", "one"]
     stage.start("two", lambda: (stage.host.sleep(2.5), stage.change("two", "a", generation=2)()))
     stage.host.run(10)
-    assert stage.told == [(5.0, "two: done")]
+    assert stage.notes == [(5.0, "two: done")]
     assert stage.server.open_transactions() == ["one"]
     stage.host.run(1)
     assert stage.idle()
@@ -480,7 +480,7 @@ def test_statements_of_a_pipeline_are_one_message(stage: Stage) -> None:
     assert stage.generations() == {"a": 0, "b": 0, "c": 5, "d": 5}
 
 
-def test_commits_are_told_to_whoever_checks_them() -> None:
+def test_a_callback_runs_after_each_commit_that_changed_something() -> None:
     """After each commit that changed something, and only then, what is committed can be looked at."""
     seen: list[dict[str, int]] = []
     stages: list[Stage] = []
@@ -503,6 +503,6 @@ def test_the_same_is_done_twice_in_the_same_way() -> None:
         for number, names in enumerate(("ab", "ba", "a", "b", "ba", "ab")):
             stage.start(f"c{number}", stage.change(f"c{number}", *names, seconds=0.4, generation=number))
         stage.host.run()
-        return [*stage.told, stage.generations(), stage.host.messages, stage.server.waits]
+        return [*stage.notes, stage.generations(), stage.host.messages, stage.server.waits]
 
     assert play() == play()

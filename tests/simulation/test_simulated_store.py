@@ -244,7 +244,7 @@ def test_journals_at_once_leave_the_store_in_order(seed: int) -> None:
         server = Server(host, on_commit=look)
         nodes = [Node(host, server, name) for name in ("n1", "n2")]
         own = host.start("n1", lambda: nodes[0].commit(lambda tx: activation.acquire(tx, "me", 1 << 60, may_take=bool)))
-        host.settle()
+        host.run_until_idle()
         host.is_shaky = True
         for node in nodes:
             node.generation = own.result

@@ -39,7 +39,7 @@ Simulate = Callable[..., "subprocess.CompletedProcess[str]"]
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 
-def simulate_anew(*arguments: str) -> subprocess.CompletedProcess[str]:
+def simulate_fresh(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The simulator's command line, in a process that has loaded nothing yet."""
     return subprocess.run(
         [sys.executable, "-m", "tests.simulation", *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
@@ -58,7 +58,7 @@ def simulate() -> Iterator[Simulate]:
 def test_the_same_seed_is_the_same_run(simulate: Simulate, backend: str) -> None:
     """Given a seed, when it is simulated in a new process and in a fork of an older one, then both records are the same
     to the letter."""
-    first, second = (run("--seed", "4", "--backend", backend, "--verbose") for run in (simulate_anew, simulate))
+    first, second = (run("--seed", "4", "--backend", backend, "--verbose") for run in (simulate_fresh, simulate))
     assert "simulated" in first.stdout, first.stderr
     assert first.stdout == second.stdout
 
@@ -184,14 +184,14 @@ def test_a_seeded_fault_is_noticed(name: str) -> None:
 def test_a_failing_plan_is_made_shorter(simulate: Simulate, tmp_path: Path) -> None:
     """Given a seed that fails, then what is printed and kept is a shorter plan that fails in the same way."""
     fault = ("--fault", "accepted-input-wakes-nobody")
-    found = simulate_anew(*fault, "--seeds", "20", "--stop", "--backend", "sqlite")
+    found = simulate_fresh(*fault, "--seeds", "20", "--stop", "--backend", "sqlite")
     seed = re.search(r"^seed (\d+):", found.stdout, re.MULTILINE)
     assert seed, f"{found.stdout}\n{found.stderr[-3000:]}"
     kept = tmp_path / "plan.json"
     options = ("--backend", "sqlite", "--shrink", "30", "--save", str(kept))
-    shorter = simulate_anew(*fault, "--seed", seed[1], *options)
+    shorter = simulate_fresh(*fault, "--seed", seed[1], *options)
     assert shorter.returncode == 1
-    again = simulate_anew(*fault, "--plan", str(kept))
+    again = simulate_fresh(*fault, "--plan", str(kept))
     assert again.returncode == 1
     whole, short = draw(int(seed[1]), "sqlite"), Plan.from_json(kept.read_text())
     assert len(short.to_json()) < len(whole.to_json())

@@ -69,7 +69,7 @@ class Doing:
             return {"failed": failed.message}
 
     async def _tool(self, node: Node, given: Any) -> Any:
-        arguments = {**node["with"], "name": told(node["with"]["name"], self._done, given)}
+        arguments = {**node["with"], "name": call_name(node["with"]["name"], self._done, given)}
         try:
             return await self._ctx.tool(node["tool"], retry=_retry(node), **arguments)
         finally:
@@ -149,14 +149,14 @@ def said(value: Any) -> Any:
     return {"raised": value.message} if isinstance(value, StepFailed) else value
 
 
-def told(name: str, done: list[str], given: Any) -> str:
+def call_name(name: str, done: list[str], given: Any) -> str:
     """The name of a call: it says what was done before it, in which order, and what came out of the part before."""
     return f"{name}~{zlib.crc32(json.dumps([done, given]).encode()):08x}"
 
 
 def task_of(node: Node, done: list[str], given: Any) -> str:
     """The task of an agent, with a name as that of a call."""
-    return json.dumps({**node["task"], "name": told(node["task"]["name"], done, given)})
+    return json.dumps({**node["task"], "name": call_name(node["task"]["name"], done, given)})
 
 
 def _retry(node: Node) -> Retry | None:
@@ -299,7 +299,7 @@ def as_workflow(chosen: random.Random, work: Work) -> Work:
     names = {tool["name"] for tool in spec["tools"]}
     policies = [policy for policy in BY_POLICY if names & {*BY_POLICY[policy]}]
 
-    def told_anew(action: Action) -> Action:
+    def with_new_task(action: Action) -> Action:
         name = next((name for name in ("content", "prompt") if action.what.get(name, "").startswith("{")), "")
         if not name:
             return action
@@ -314,7 +314,7 @@ def as_workflow(chosen: random.Random, work: Work) -> Work:
         what = {name: value for name, value in action.what.items() if name not in of_agents}
         return replace(action, what={**what, name: json.dumps({"program": drawn.program()})})
 
-    actions = tuple(told_anew(action) for action in work.actions if action.kind not in STEERING)
+    actions = tuple(with_new_task(action) for action in work.actions if action.kind not in STEERING)
     return replace(work, spec=spec, actions=actions)
 
 

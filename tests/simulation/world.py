@@ -45,7 +45,7 @@ from .spans import Collector
 assert model
 
 SUPERVISOR = "supervisor"
-SETTLE_SECONDS = 900.0
+FINISH_SECONDS = 900.0
 """After the last fault all work must end within this time."""
 
 QUIET_SECONDS = 120.0
@@ -258,7 +258,7 @@ class World:
 
     async def kill_and_wait(self, pid: int) -> bool:
         """Make sure that a process is gone, as `kill_process` does: with a bound for one attempt."""
-        self.kill_pid(pid, "told to")
+        self.kill_pid(pid, "kill_process")
         for _ in range(600):
             if self.process_of(pid) is None:
                 return True
@@ -335,7 +335,7 @@ class World:
                 tools.WORLD.pop()
 
     def _starting(self, original: Any) -> Any:
-        """The start of a model call at its node service, which the invariants are told of."""
+        """The start of a model call at its node service, reported to the invariants."""
 
         def start(calls: Calls, call: Call) -> None:
             if call.request is not None and calls.find(*call.key) is None:
@@ -345,7 +345,7 @@ class World:
         return start
 
     def _sending_off(self, original: Any) -> Any:
-        """What a drain takes from its frames, which the invariants are told of where the deadline is over."""
+        """What a drain takes from its frames, reported to the invariants where the deadline is over."""
 
         async def send_off(draining: Draining, rows: list[Any], over: bool) -> None:
             for row in rows if over else ():
@@ -355,7 +355,7 @@ class World:
         return send_off
 
     def _learning_drains(self, original: Any) -> Any:
-        """What a node service is told of drains; the invariants are told of those that it has known until then."""
+        """What a node service learns of drains; those that it has known until then are reported to the invariants."""
 
         def learn(homes: Homes, drains: Any) -> None:
             for node_id in set(homes.nodes).difference(homes.available):
@@ -419,7 +419,7 @@ class World:
         self.faults.heal()
         try:
             # What was set by a clock that was ahead, and is on another machine now, waits for so much longer.
-            async with asyncio.timeout(SETTLE_SECONDS + self.faults.furthest):
+            async with asyncio.timeout(FINISH_SECONDS + self.faults.furthest):
                 await asyncio.gather(*begun)
                 await self._until(lambda: not self.ending.unfinished())
         except TimeoutError:
@@ -429,7 +429,7 @@ class World:
             async with asyncio.timeout(QUIET_SECONDS):
                 await self._until(lambda: not self.ending.leftovers())
         except TimeoutError:
-            pass  # it is told below
+            pass  # it is reported below
         self.ending.check()
 
 

@@ -59,7 +59,7 @@ def writing(chosen: random.Random, work: Work) -> Work:
     tools = [tool for tool in work.spec["tools"] if tool["name"] not in (CREATE_WORKFLOW, WORKFLOW_STATUS)]
     tools += [TOOLS[CREATE_WORKFLOW], TOOLS[WORKFLOW_STATUS]]
 
-    def told(text: str) -> str:
+    def with_definitions(text: str) -> str:
         said = json.loads(text)
         for number in range(chosen.choice((1, 1, 2))):
             at = chosen.randrange(len(said["rounds"]) + 1)
@@ -70,7 +70,7 @@ def writing(chosen: random.Random, work: Work) -> Work:
         return json.dumps(said)
 
     spec = {**work.spec, "tools": tools, "workflows": limits}
-    return rewritten(replace(work, spec=spec), told, kinds=INPUTS)
+    return rewritten(replace(work, spec=spec), with_definitions, kinds=INPUTS)
 
 
 class Writing:

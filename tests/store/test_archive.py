@@ -386,14 +386,14 @@ PLACEMENTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_where_a_session_would_run_is_a_matter_of_trust(kind: str, whose: str) -> None:
     """What its processes need of machines is not; what they run, find code in, and see of the node's variables is: its
     own, a sub-agent's, that of a specification that waits, or one that the store has already."""
-    definition, told = PLACEMENTS[kind]
+    definition, reported = PLACEMENTS[kind]
     key, data = placement_key(definition), json.dumps(definition).encode()
     agent = {"agents": {}, "placement": key}
     row = {"session_id": "s", "spec": {"agents": {"a": agent}} if whose == "a sub-agent's" else {"agents": {}},
            "placement": key if whose in ("its own", "the store's") else "",
            "next_spec": {"spec": agent, "placement": key} if whose == "the next" else None}  # fmt: skip
     own = {} if whose == "the store's" else {key: data}
-    assert trust.brought([row], own, {key: data}.get) == ({"s": [told]} if told else {})
+    assert trust.brought([row], own, {key: data}.get) == ({"s": [reported]} if reported else {})
 
 
 def test_code_that_nobody_needs_is_not_taken_in() -> None:

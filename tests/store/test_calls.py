@@ -34,7 +34,7 @@ class Answering:
     """A gateway that has this answer for everybody; without one, its endpoint never answers.
 
     Attributes:
-        released: keys of the calls that it was told to forget.
+        released: keys of the calls that it was asked to forget.
         lives: how often another one has taken its place.
     """
 
@@ -118,8 +118,8 @@ async def ended(made: Call) -> None:
 
 @pytest.mark.parametrize("error", [TypeError("no integer"), RecursionError("too deep")])
 async def test_an_answer_that_can_not_be_committed(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """Given an answer that the store can't take, then the session is told, the tokens are counted, and nothing is in
-    flight any more: else it would be asked for again, for ever."""
+    """Given an answer that the store can't take, then the session gets an error, the tokens are counted, and nothing
+    is in flight any more: else it would be asked for again, for ever."""
     committed: list[ModelAnswer] = []
 
     async def answered(_call: Call, answer: ModelAnswer) -> None:
@@ -140,7 +140,7 @@ async def test_an_answer_that_can_not_be_committed(error: Exception, caplog: pyt
     await calls.close()
 
 
-async def test_one_that_can_not_be_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_whose_failure_can_not_be_committed_either(caplog: pytest.LogCaptureFixture) -> None:
     """Given a store that takes nothing at all, then the call is not taken for one in flight."""
 
     async def answered(_call: Call, _answer: ModelAnswer) -> None:
@@ -402,7 +402,7 @@ class Streaming(Answering):
 
 async def test_an_answer_is_read_as_it_grows() -> None:
     """Given a call that is followed, then what comes of its answer is put together, each time from where it was; when a
-    try begins anew nothing of the one before is kept, and it has another key."""
+    new try begins nothing of the one before is kept, and it has another key."""
     first = Growth(0, [Part(0, REASONING, 0, "I "), Part(1, CALL, 0, "", 0, "f")])
     second = Growth(0, [Part(0, REASONING, 2, "see"), Part(1, CALL, 0, "{", 0, "f")])
     gateway = Streaming(first, second, Growth(1, [Part(0, TEXT, 0, "Hi")], ended=True))

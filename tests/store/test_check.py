@@ -27,7 +27,7 @@ from understudy.queues import NewQueue, QueuePlace
 from understudy.records import ActivationId, Ask, Batch, CallState, Finish, Handoff, ModelAnswer, Spawn
 from understudy.schedules import LATEST_TIME, NewSchedule, Timing
 from understudy.spec import Supervision
-from understudy.store.check.check import RULES, TOLD_OF_ONE_RULE, Violation, check
+from understudy.store.check.check import MOST_OF_ONE_RULE, RULES, Violation, check
 from understudy.store.db import prepared
 from understudy.store.db.engine import Database
 from understudy.store.db.statements import EVENT, MESSAGE, QUESTION
@@ -201,7 +201,7 @@ class Play:
         inputs = [item["key"] for item in inbox if item["kind"] == "input"]
         run_id = row["run_id"]
         if run_id is None:
-            start = inputs[0] if inputs else "gone"  # the input it took up may have been cancelled meanwhile
+            start = inputs[0] if inputs else "gone"  # the input it began with may have been cancelled meanwhile
             begin = {"start_run": start, "entries": (Message("user", "go", run_id=start),)}
             return [
                 self._commit(row, **begin, wait="model"), self._commit(row, **begin), self._commit(row, wait="idle"),
@@ -210,16 +210,16 @@ class Play:
         calls = [call for call in found if (call["run_id"], call["round"]) == (run_id, row["round"])]
         calls = [call for call in calls if call["state"] != "done"]
         if row["cancel_reason"] is not None or row["wait_error"] not in (None, "null"):
-            return [self._settled(row, calls, finish=Finish("failed", "so far"), wait="idle")] * 3
+            return [self._round_ended(row, calls, finish=Finish("failed", "so far"), wait="idle")] * 3
         unfinished = [call for call in calls if call["state"] != "finished"]
         if not unfinished:
             ended = [call for call in calls if "aborted" not in str(call["result"])]
             away = [call["call_id"] for call in ended if call["tool"] == "transfer_to_other"]
             if away and row["agent"] == "handed":
-                return [self._settled(row, calls, handoff=Handoff(away[0]))]
-            ask = self._settled(row, calls, wait="model")
+                return [self._round_ended(row, calls, handoff=Handoff(away[0]))]
+            ask = self._round_ended(row, calls, wait="model")
             ends = [Finish("completed", "done"), Finish("failed", "no", error={"code": "failed", "message": "no"})]
-            return [ask, ask, *(self._settled(row, calls, finish=finish, wait="idle") for finish in ends)]
+            return [ask, ask, *(self._round_ended(row, calls, finish=finish, wait="idle") for finish in ends)]
         return self._tools(row, unfinished, [item for item in inbox if item["kind"] != "input"])
 
     def _tools(self, row: dict[str, Any], calls: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[Move]:
@@ -257,7 +257,7 @@ class Play:
         state = CallState(call["call_id"], "finished", executions=1, result={"content": "x"})
         return {"entries": (event,), "calls": (state,)}
 
-    def _settled(self, row: dict[str, Any], calls: list[dict[str, Any]], **fields: Any) -> Move:
+    def _round_ended(self, row: dict[str, Any], calls: list[dict[str, Any]], **fields: Any) -> Move:
         """The batch that gives every call of the round its result."""
         entries: list[Any] = []
         for call in calls:
@@ -338,7 +338,7 @@ def handing_off() -> dict[str, Any]:
 async def scene(db: Store) -> None:
     """Sessions in every condition: `old` is through with a run, `lead` waits for `kid`, which waits for its model,
     `boss` has the result of `aide` in its inbox, `queued` has only an input, `crashed` waits for its timer, `asking`
-    waits for a person, `told` has a person's answer in its inbox, `resting` waits for a time, `rested` has waited,
+    waits for a person, `replied` has a person's answer in its inbox, `resting` waits for a time, `rested` has waited,
     `handed` is under another agent, and `sleeper` will be woken."""
     await db.asking("old")
     await db.do(notes.put, "old", "plan", "go on", pinned=False)
@@ -367,11 +367,11 @@ async def scene(db: Store) -> None:
     await db.activate("crashed")
     verdict = Verdict("resume", delay=MINUTE)
     await db.do(activation.crash, db.held("crashed", 1), lambda _: verdict, cause="died", pid=1, policy={})
-    for session_id in ("asking", "told"):
+    for session_id in ("asking", "replied"):
         await db.asking(session_id)
         await db.answer(session_id, tool_calls=(("p", "t", "{}"),))
         await db.commit(session_id, 1, 2, asks=(Ask("r/1/0", "question", "Well?"),), wait="input")
-    await db.do(questions.answer, "told", "r/1/0", "ok", "yes", asked=1)
+    await db.do(questions.answer, "replied", "r/1/0", "ok", "yes", asked=1)
     for session_id in ("resting", "rested"):
         await db.asking(session_id)
         await db.answer(session_id, tool_calls=(("p", "wait", "{}"),))
@@ -394,7 +394,7 @@ async def scene(db: Store) -> None:
 async def newer_scene(db: Store) -> None:
     """`approving` waits for an approval that will be given by itself, and has a message that steers it; `approved` may
     execute its call, with other arguments; `trusting` remembers an approval; `merging` is at a run with two inputs and
-    `merged` through with one; `caller` is told of the end of `helper`, which it did not wait for; `folded` was, twice;
+    `merged` through with one; `caller` learns of the end of `helper`, which it did not wait for; `folded` was, twice;
     `forked` is a fork of `old`. The schedule `hourly` was due once while it was paused; `once` was due, too. `hourly`
     has failed; the loop `nightly` has a run. Of the queue `narrow` the run of `first` has the slot, and `second` waits
     with two."""
@@ -564,10 +564,10 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("inbox inbox_items", "old", STRAY.format("old", 1, "timer")),
     ("open_calls", "lead", row("lead", calls_open=5)),
     ("open_calls tool_calls", "old", "UPDATE tool_call SET state = 'finished' WHERE session_id = 'old'"),
-    ("inbox_items questions", "told", "UPDATE inbox SET kind = 'child_result' WHERE session_id = 'told'"),
+    ("inbox_items questions", "replied", "UPDATE inbox SET kind = 'child_result' WHERE session_id = 'replied'"),
     ("questions", "asking", "UPDATE run SET status = 'running' WHERE session_id = 'asking'"),
-    ("questions", "told", "UPDATE run SET status = 'waiting_for_input' WHERE session_id = 'told'"),
-    ("questions", "told", "DELETE FROM inbox WHERE session_id = 'told';" + row("told", inbox_count=0)),
+    ("questions", "replied", "UPDATE run SET status = 'waiting_for_input' WHERE session_id = 'replied'"),
+    ("questions", "replied", "DELETE FROM inbox WHERE session_id = 'replied';" + row("replied", inbox_count=0)),
     ("questions question_events", "asking", "UPDATE question SET answered_at = 1 WHERE session_id = 'asking'"),
     ("questions status", "asking", "UPDATE tool_call SET state = 'started' WHERE session_id = 'asking'"),
     ("approvals", "old", "UPDATE tool_call SET edited = '{}' WHERE session_id = 'old'"),
@@ -599,7 +599,7 @@ CORRUPTIONS: list[tuple[str, str, str | Callable[[Any], None]]] = [
     ("forks", "forked", "UPDATE message SET run_id = 'r' WHERE session_id = 'forked' AND role = 'user'"),
     ("forks", "forked", edit(EVENT, "session_created", lambda body: body.update(forked_at=2), "forked")),
     ("question_events", "asking", retype("asking", "input_requested", "tool_in_doubt")),
-    ("question_events", "told", retype("told", "input_received", "tool_in_doubt")),
+    ("question_events", "replied", retype("replied", "input_received", "tool_in_doubt")),
     ("question_events", "old", retype("old", "model_call_started", "input_received")),
     ("current_run", "old", row("old", aborted=1)),
     ("timer", "crashed", "DELETE FROM timer WHERE session_id = 'crashed'"),
@@ -765,7 +765,7 @@ def test_every_rule_says_what_it_demands_and_is_broken_here() -> None:
 
 
 def test_some_sessions_only(staged: Database) -> None:
-    """Given two that are broken, when only some sessions are checked, then only those are told of."""
+    """Given two that are broken, when only some sessions are checked, then only those are reported."""
     broken = (row("old", tokens_used=1), row("queued", inbox_count=2), row("kid", depth=2))
     assert {violation.session_id for violation in after(staged, *broken)} == {"old", "queued", "kid"}
     assert {violation.session_id for violation in after(staged, *broken, session_ids=["old"])} == {"old"}
@@ -774,15 +774,15 @@ def test_some_sessions_only(staged: Database) -> None:
     assert after(staged, *broken, session_ids=[]) == []
 
 
-def test_what_a_rule_tells_is_about_its_own_select(staged: Database) -> None:
-    """Given rows of a session that is gone, then what each SELECT of the same rule finds is told with its own table."""
-    told = [found.text for found in after(staged, "DELETE FROM session WHERE session_id = 'old'")]
+def test_what_a_rule_reports_is_about_its_own_select(staged: Database) -> None:
+    """Given rows of a session that is gone, then what each SELECT of the same rule finds is reported with its table."""
+    texts = [found.text for found in after(staged, "DELETE FROM session WHERE session_id = 'old'")]
     for table in ("message", "event", "run", "tool_call"):
-        assert len([text for text in told if f" rows of {table} belong to no session" in text]) == 1, told
+        assert len([text for text in texts if f" rows of {table} belong to no session" in text]) == 1, texts
 
 
 def test_another_check_prepares_nothing(staged: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a check of all and of some, when a store is opened anew and checked, then no statement is made again."""
+    """Given a check of all and of some, when a store is opened again and checked, then no statement is made again."""
     made: list[Any] = []
     make = prepared.Query.__init__
 
@@ -794,13 +794,13 @@ def test_another_check_prepares_nothing(staged: Database, monkeypatch: pytest.Mo
     monkeypatch.setattr(prepared, "_STATEMENTS", {})
     numbers = []
     for _ in range(2):
-        anew = Database(staged.dsn)
+        reopened = Database(staged.dsn)
         try:
             for chosen in (None, ["old", "kid"], ["lead"]):
-                with anew.snapshot() as connection:
+                with reopened.snapshot() as connection:
                     assert check(connection, "tests", chosen) == []
         finally:
-            anew.close()
+            reopened.close()
         numbers.append(len(made))
     assert numbers[0] == numbers[1] > 2 * len(RULES)
 
@@ -846,7 +846,7 @@ async def test_any_text_can_be_checked(store: str) -> None:
 
 @pytest.mark.parametrize("answered", [False, True])
 async def test_a_run_that_is_given_up_while_it_asks(store: str, answered: bool) -> None:
-    """Its question stays as it is, with or without an answer that nobody has taken up; the session may go on."""
+    """Its question stays as it is, with or without an answer that nobody has read; the session may go on."""
     async with opened(store) as db:
         await db.asking("s")
         await db.answer("s", tool_calls=(("p", "t", "{}"), ("q", "t", "{}")))
@@ -862,8 +862,8 @@ async def test_a_run_that_is_given_up_while_it_asks(store: str, answered: bool) 
         assert not violations(db)
 
 
-async def test_what_is_broken_everywhere_is_told_a_hundred_times(store: str) -> None:
-    """The number of sessions does not matter, nor that they are read in pages; of one rule only so much is told."""
+async def test_what_is_broken_everywhere_is_reported_a_hundred_times(store: str) -> None:
+    """The number of sessions does not matter, nor that they are read in pages; of one rule only so much is reported."""
     async with opened(store) as db:
         options = {"spec_hash": "h", "placement": "", "node_id": "n", "metadata": {}}
 
@@ -877,7 +877,7 @@ async def test_what_is_broken_everywhere_is_told_a_hundred_times(store: str) -> 
             connection.execute(text("UPDATE session SET seq = 2"))
         found = violations(db)
         assert {violation.rule for violation in found} == {"sequence"}
-        assert len(found) == TOLD_OF_ONE_RULE
+        assert len(found) == MOST_OF_ONE_RULE
         assert {v.session_id for v in violations(db, "s7", "s449")} == {"s7", "s449"}
 
 

@@ -79,7 +79,7 @@ async def test_a_death_after_many_new_followers_is_no_long_outage(monkeypatch: p
         while asyncio.get_running_loop().time() - began < 0.5:
             before = watches[0]
             async with follower.follow("other", ends=True):
-                while watches[0] == before:  # noqa: ASYNC110 - that a watch was replaced is told to nobody
+                while watches[0] == before:  # noqa: ASYNC110 - nothing reports that a watch was replaced
                     await asyncio.sleep(0.005)
         quiet.set()
         async with follower.follow("other", ends=True):
@@ -138,9 +138,9 @@ async def test_where_the_store_is_not_reached_others_are_followed(monkeypatch: p
     assert kind == "event"
 
 
-async def test_an_end_is_told_while_homes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_is_reported_while_homes_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a watch that was lost with its service, when nobody can say whether the session moved, then the next watch
-    tells of the run's end all the same."""
+    reports the run's end all the same."""
     monkeypatch.setattr(following, "COMPARE_SECONDS", 0.05)
     follower = Follower(Nodes())  # type: ignore[arg-type]
     async with follower.follow("s", ends=True) as subscription, asyncio.timeout(PATIENCE):
@@ -189,8 +189,8 @@ async def followed(db: Store) -> AsyncIterator[tuple[Service, Follower]]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("ends", [False, True])
 async def test_a_log_of_more_than_a_page_is_followed_to_its_end(tmp_path: Path, ends: bool) -> None:
-    """Given a session with more events than the services tell at a time, which has ended, when a client follows it from
-    its beginning, then it is told all of them, or if it asks for ends, the end."""
+    """Given a session with more events than the services send at a time, which has ended, when a client follows it from
+    its beginning, then it receives all of them, or if it asks for ends, the end."""
 
     def work(tx: Any) -> None:
         row = tx.session("s")
@@ -204,29 +204,29 @@ async def test_a_log_of_more_than_a_page_is_followed_to_its_end(tmp_path: Path, 
         await db.accept("s")
         await db.do(work)
         async with followed(db) as (_, follower), follower.follow("s", ends=ends) as subscription:
-            told: list[int] = []
-            while not told or told[-1] < PAGE + 3:
+            received: list[int] = []
+            while not received or received[-1] < PAGE + 3:
                 _, event, _ = await subscription.queue.get()
-                told.append(event.seq)
-    assert told == ([PAGE + 3] if ends else [*range(1, PAGE + 4)])
+                received.append(event.seq)
+    assert received == ([PAGE + 3] if ends else [*range(1, PAGE + 4)])
 
 
-async def test_what_was_not_told_is_fetched_although_nothing_follows(tmp_path: Path) -> None:
-    """Given a follower that was told something since it was last compared with the store, when a notice is lost and
+async def test_what_was_not_received_is_fetched_although_nothing_follows(tmp_path: Path) -> None:
+    """Given a follower that received something since it was last compared with the store, when a notice is lost and
     nothing else happens, then a later comparison fetches what is missing."""
     async with opened(f"sqlite:///{tmp_path}/rows.db") as db:
         await db.own()
         await db.create("s")
         async with followed(db) as (_, follower), follower.follow("s") as subscription:
             await subscription.queue.get()
-            await db.accept("s")  # the feed is not told
+            await db.accept("s")  # the feed is not notified
             for _ in range(2):
                 await follower._compare("node-1")
             _, event, _ = subscription.queue.get_nowait()
             assert event.type == "run_accepted"
 
 
-async def test_a_removed_session_is_told_to_its_own_follower(tmp_path: Path) -> None:
+async def test_a_removed_session_is_reported_to_its_own_follower(tmp_path: Path) -> None:
     """Given one of two sessions that are followed was removed, when they are compared with the store, then its follower
     gets `UnknownSession`, and the other's gets what it has missed."""
     async with opened(f"sqlite:///{tmp_path}/rows.db") as db:
@@ -241,7 +241,7 @@ async def test_a_removed_session_is_told_to_its_own_follower(tmp_path: Path) -> 
             for subscription in (gone, here):
                 await subscription.queue.get()
             await db.do(lambda tx: tx.drop(["gone"]))
-            await db.accept("here")  # the feed is not told
+            await db.accept("here")  # the feed is not notified
             for _ in range(2):
                 await follower._compare("node-1")
             assert here.queue.get_nowait()[1].type == "run_accepted"

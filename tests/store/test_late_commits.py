@@ -127,7 +127,7 @@ async def test_a_predecessors_commit_takes_effect_after_the_start(
         name_standby(server, "")
         assert await accepted
         assert numbers(db) == [1, 2, 3, 4]
-        assert db.commits[-1].repeated, "nobody was told what the predecessor did"
+        assert db.commits[-1].repeated, "what the predecessor did was not reported"
         assert await db.accept("s") is False
 
 
@@ -135,7 +135,7 @@ async def test_each_part_of_a_group_that_is_split_may_be_a_repetition(
     server: PostgresServer, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a group whose COMMIT was given up, when its repetition is split because one of them fails, then what is
-    committed of it is told as possibly repeated, each part of it."""
+    committed of it is reported as possibly repeated, each part of it."""
     broken = False
 
     def operation(tx: Transaction) -> bool:
@@ -152,12 +152,12 @@ async def test_each_part_of_a_group_that_is_split_may_be_a_repetition(
         await eventually(lambda: db.journal.outage.unreachable_since is not None)
         broken = True
         await waits(server, "transactionid")
-        told = len(db.commits)
+        reported = len(db.commits)
         name_standby(server, "")
         results = await asyncio.gather(*parts, return_exceptions=True)
         assert results[:2] == [False, False]
         assert isinstance(results[2], AttributeError)
-        assert [commit.repeated for commit in db.commits[told:]] == [True, True]
+        assert [commit.repeated for commit in db.commits[reported:]] == [True, True]
 
 
 async def test_a_service_whose_commits_fail_says_so(

@@ -40,7 +40,7 @@ async def acting(db: Store, *, started: bool) -> ActivationId:
 
 
 async def test_a_call_that_may_begin_is_waited_for(store: str) -> None:
-    """Given a call that was marked as started on a lost node, when its session is taken up, then its old process is
+    """Given a call that was marked as started on a lost node, when its session is taken over, then its old process is
     fenced at once, and the session goes on when the lease of that mark is over."""
     async with opened(store) as db:
         held = await acting(db, started=True)
@@ -64,7 +64,7 @@ async def test_nothing_else_is_waited_for(store: str, started: bool, may_live: b
 
 
 async def test_a_waiting_session_is_fenced_too(store: str) -> None:
-    """Given a session that waits for a model on a lost node, when it is taken up, then what its process may commit
+    """Given a session that waits for a model on a lost node, when it is taken over, then what its process may commit
     with the answer is refused, though the answer itself counts."""
     async with opened(store) as db:
         await db.asking()
@@ -163,7 +163,7 @@ async def test_a_session_at_work_on_a_lost_node_has_no_pid_at_its_new_home(store
 
 
 async def test_the_time_to_end_is_not_given_again_at_once(store: str) -> None:
-    """Given a run that was told to end while it waits for what its lost process may begin, when its time is over and
+    """Given a run that was cancelled while it waits for what its lost process may begin, when its time is over and
     that wait's too, but nobody has noticed it yet, then it is looked at again later, not without end."""
     async with opened(store) as db:
         held = await acting(db, started=True)

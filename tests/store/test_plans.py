@@ -117,7 +117,7 @@ async def deaths(kernel: k.Kernel, directory: Path) -> None:
     await kernel.quiet()
     [row] = await kernel.service.reading.active(None, session_ids=["s-paused"])
     slot = Slot("gone", 1, "node1", "")
-    await kernel.service.deaths.crashed(slot, row.activation, "process_died", 0)  # told again
+    await kernel.service.deaths.crashed(slot, row.activation, "process_died", 0)  # reported again
     await kernel.spawn("s-slow", k.spec(k.script({"text": "late", "delay": 0.5})))
     await kernel.send("s-slow")
     await kernel.until("s-slow", "model_call_started")
@@ -148,7 +148,7 @@ async def endings(kernel: k.Kernel) -> None:
 
 
 async def questions(kernel: k.Kernel) -> None:
-    """A session that asks, is answered, asks and is told that nobody will, and asks again."""
+    """A session that asks, is answered, asks and learns that nobody will, and asks again."""
     question = ("request_user_input", {"prompt": "Well?"})
     asking = k.spec(k.script([question], [question], [question], "done"), ["request_user_input"])
     await kernel.spawn("s-asking", asking)
@@ -211,10 +211,10 @@ async def notes(kernel: k.Kernel) -> None:
 
 async def loops(kernel: k.Kernel) -> None:
     """A loop whose run fails, and is tried again with success; what clients read and do of it."""
-    told = {"name": "loop", "content": "go", "timing": {"every": 3600}, "memory": True, "place": {"queue": "loops"}}
+    loop = {"name": "loop", "content": "go", "timing": {"every": 3600}, "memory": True, "place": {"queue": "loops"}}
     await kernel.ask("set_queue", {"name": "loops", "concurrency": 1})
     for compiled in (k.spec(budget=[{"scope": "tree", "tokens": 1}], hash="poor"), k.spec(hash="rich")):
-        await kernel.ask("set_schedule", {**told, "spec": compiled}, {})
+        await kernel.ask("set_schedule", {**loop, "spec": compiled}, {})
         found = await kernel.ask("read", "triage", [], {})
         asked = ("retry_triage", found[0]["id"]) if found else ("trigger_schedule", "loop")
         fired = await kernel.ask(*asked)

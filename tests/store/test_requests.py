@@ -71,7 +71,7 @@ async def test_a_repeated_abort_spares_the_next_question(kernel: k.Kernel) -> No
     assert [item["call_id"] for item in await kernel.paused("s")] == ["r/2/0"]
 
 
-async def test_a_repeated_schedule_sets_nothing_anew(kernel: k.Kernel) -> None:
+async def test_a_repeated_schedule_sets_nothing_again(kernel: k.Kernel) -> None:
     """Also not after its wakeup has fired for the last time: what it brought is one input."""
     await kernel.spawn("s", k.spec())
     wakeup = {"name": "w", "prompt": "go", "seconds": 0.02, "every": None}
@@ -145,8 +145,8 @@ async def test_repeated_requests_of_drains(kernel: k.Kernel) -> None:
 
 
 async def test_a_repeated_drain_is_not_refused(kernel: k.Kernel) -> None:
-    """Given a drain that was done, and its node gone, or others drained since, when it is repeated, then it is told
-    that it was done; another request for the same is refused."""
+    """Given a drain that was done, and its node gone, or others drained since, when it is repeated, then it is
+    answered as done; another request for the same is refused."""
     nodes = ["elsewhere", "node1"]
 
     async def ask(_method: str, *request: Any) -> Any:

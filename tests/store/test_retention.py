@@ -74,7 +74,7 @@ async def export_all(kernel: k.Kernel) -> None:
 
 @pytest.fixture
 async def worked(store: str, tmp_path: Path, server: OfflineServer) -> str:
-    """A store with two trees that are over and exported, `old` and `new`, and `busy`, whose input nobody takes up."""
+    """A store with two trees that are over and exported, `old` and `new`, and `busy`, whose run stays queued."""
     lead = k.spec(k.script(SPAWN, "both seen"), ["spawn_agent"], agents={"child": CHILD}, budget={"tokens": 100_000})
     async with k.running(store, tmp_path, server=server) as kernel:
         for session_id in ("old", "new"):
@@ -258,7 +258,7 @@ async def test_the_journals_own_log_goes_on_after_retention(store: str, tmp_path
 
 
 @pytest.mark.parametrize("other", [False, True])
-async def test_a_session_that_is_imported_anew_is_not_the_one_that_was_removed(
+async def test_a_session_that_is_imported_again_is_not_the_one_that_was_removed(
     store: str, tmp_path: Path, server: OfflineServer, other: bool
 ) -> None:
     """Given an idle session in a frame of a running cluster, when it is removed and an archive comes in its place (its

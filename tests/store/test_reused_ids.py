@@ -67,7 +67,7 @@ async def test_news_of_a_removed_session_change_nothing(store: str) -> None:
 
 
 async def test_a_death_under_an_older_epoch_changes_nothing(store: str) -> None:
-    """Given a session that was activated again, when its last process is told dead, then it goes on."""
+    """Given a session that was activated again, when its last process is reported dead, then it goes on."""
     async with opened(store) as db:
         await db.own()
         await db.create("s")

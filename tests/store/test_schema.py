@@ -169,7 +169,7 @@ async def test_the_budgets_of_an_earlier_release_become_accounts(store: str) -> 
     assert [{name: account[name] for name in wanted} for account in accounts] == [wanted]
     assert [tuple(row) for row in charged] == [("free", None), ("kid", "lead:1"), ("lead", "lead:0")]
     assert [tuple(row) for row in held] == [(40, 0, 0)]
-    # That the lead's account says 10 is told by no session here.
+    # No session here accounts for the 10 of the lead's account.
     assert {(found.session_id, found.rule) for found in broken} == {("lead", "budget")}
 
 

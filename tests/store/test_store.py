@@ -245,7 +245,7 @@ async def test_a_stale_epoch_is_fenced_and_writes_nothing(db: Store) -> None:
 
 
 async def test_a_replayed_batch_returns_a_fresh_ack_and_changes_nothing(db: Store) -> None:
-    """The replay is told so, with the inbox as it is now; a batch older than the last one is fenced."""
+    """The ack says that it is a replay, with the inbox as it is now; a batch older than the last one is fenced."""
     await db.own()
     await db.create("s")
     await db.accept("s")
@@ -450,7 +450,7 @@ async def test_no_child_appears_behind_a_cancellation(db: Store) -> None:
 
 
 async def test_a_batch_of_a_run_that_was_ended_without_its_agent(db: Store) -> None:
-    """Given a session that was taken up while it waited for a sub-agent, when it is cancelled, and its run has ended,
+    """Given a session that was activated while it waited for a sub-agent, when it is cancelled, and its run has ended,
     before the frame's first batch comes, then that is fenced, and the session takes the next input."""
     await spawned(db)
     epoch = (await db.activate("s")).epoch
@@ -619,7 +619,7 @@ async def test_an_activation_after_a_commit_in_one_transaction_sees_its_results(
 # Budgets.
 
 
-async def test_tokens_are_reserved_before_and_settled_after_a_call(db: Store) -> None:
+async def test_tokens_are_reserved_before_and_charged_after_a_call(db: Store) -> None:
     """What is reserved is not left for others; what was not used comes back."""
     await db.asking(compiled=spec(budget={"tokens": 100}), tokens=60)
     assert db.accounts() == {"tree tokens": (100, 60, 0)}
@@ -653,7 +653,7 @@ async def test_a_tree_shares_its_roots_budget(db: Store) -> None:
 
 
 async def test_ownership_is_exclusive_while_its_lease_runs(db: Store) -> None:
-    """Another holder is told who owns it and for how long; a dead owner's, or one given up, can be taken at once."""
+    """Another holder learns who owns it and for how long; a dead owner's, or one given up, can be taken at once."""
     assert await db.own("me") == 1
     with pytest.raises(StoreOwned, match="owned by me") as refused:
         await db.do(activation.acquire, "you", MINUTE, may_take=lambda _: False)
@@ -691,7 +691,7 @@ async def test_a_session_without_work_is_not_activated(db: Store) -> None:
 # Trouble.
 
 
-async def test_a_death_that_is_told_twice_counts_once(db: Store) -> None:
+async def test_a_death_that_is_reported_twice_counts_once(db: Store) -> None:
     """Given a death with a pause after it, when its commit is repeated, then it is one death, and the pause goes on."""
     await db.own()
     await db.create("s")

@@ -56,7 +56,7 @@ def done(dsn: str, *arguments: str, stdin: str | None = None) -> str:
 
 
 def refused(dsn: str, *arguments: str, code: str, exit_code: int = 1, stdin: str | None = None) -> str:
-    """Run a command that must fail with this error, told on stderr and nothing else than it; returns what it says."""
+    """Run a command that must fail with this error on stderr and nothing else; returns what it says."""
     result = run(dsn, *arguments, stdin=stdin)
     assert (result.exit_code, f"[{code}]" in result.stderr) == (exit_code, True), result.output
     assert "Traceback" not in result.output
@@ -75,7 +75,7 @@ def dump(dsn: str) -> list[Any]:
 
 @pytest.fixture
 def worked(store: str, tmp_path: Path, server: OfflineServer) -> str:
-    """A store with `old`, which is over and exported, and `busy`, whose input nobody takes up. No cluster owns it."""
+    """A store with `old`, which is over and exported, and `busy`, whose run stays queued. No cluster owns it."""
 
     async def work() -> None:
         async with k.running(store, tmp_path, server=server) as kernel:
@@ -125,7 +125,7 @@ def test_verify_prints_the_ddl_that_is_missing(store: str) -> None:
 
 
 def test_ddl_needs_no_database(tmp_path: Path) -> None:
-    """The SQL of either backend is printed without a store; what SQLite is told, sqlite3 can run."""
+    """The SQL of either backend is printed without a store; sqlite3 can run that of SQLite."""
     dsn = f"sqlite:///{tmp_path}/none/store.db"
     sql = done(dsn, "ddl")
     with closing(sqlite3.connect(":memory:")) as connection:
@@ -167,9 +167,9 @@ def test_what_was_taken_away_by_hand_is_put_back_by_hand(store: str) -> None:
     with database.writer.begin() as connection:
         connection.execute(text("DROP INDEX session_created"))
     for command in (["migrate"], ["stats"]):
-        told = refused(store, *command, code="store_schema")
-        assert "store verify" in told
-        assert "store migrate" not in told
+        message = refused(store, *command, code="store_schema")
+        assert "store verify" in message
+        assert "store migrate" not in message
     sql = run(store, "verify").stdout
     with database.writer.begin() as connection:
         for statement in sql.removeprefix("BEGIN;").removesuffix("COMMIT;\n\n").split(";\n"):
@@ -186,8 +186,8 @@ def test_export_and_import(worked: str, tmp_path: Path) -> None:
     assert (result["file"], result["sessions"]) == (str(target), 1)
     assert target.stat().st_mode & 0o777 == 0o600
     assert done(worked, "export", "old", "-o", "-")[:20] == target.read_text()[:20]
-    told = json.loads(done(other, "import", str(target), "--json"))
-    assert told == {"session_id": "old", "sessions": 1, "messages": 2, "imported": True}
+    imported = json.loads(done(other, "import", str(target), "--json"))
+    assert imported == {"session_id": "old", "sessions": 1, "messages": 2, "imported": True}
     assert "imported before" in done(other, "import", "-", stdin=target.read_text())
     assert json.loads(done(other, "check", "--json"))["ok"] is True
 
@@ -246,8 +246,8 @@ def test_a_path_that_can_not_be_written(worked: str, tmp_path: Path) -> None:
     """`export` and `backup` refuse it alike, and name it as the user did."""
     target = str(tmp_path / "no" / "a.json")
     for command in (["export", "old", "-o", target], ["backup", target]):
-        told = refused(worked, *command, code="invalid_input", exit_code=2)
-        assert f"{target} can't be written: No such file or directory" in told
+        message = refused(worked, *command, code="invalid_input", exit_code=2)
+        assert f"{target} can't be written: No such file or directory" in message
 
 
 def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
@@ -286,10 +286,10 @@ def test_an_empty_store_option_is_an_error() -> None:
 
 
 def test_a_directory_is_no_store(tmp_path: Path) -> None:
-    """It is told as such, whether the command would make a store or not."""
+    """It is refused as such, whether the command would make a store or not."""
     for command in (["stats"], ["migrate"]):
-        told = refused(f"sqlite:///{tmp_path}", *command, code="invalid_configuration", exit_code=2)
-        assert "is a directory" in told
+        message = refused(f"sqlite:///{tmp_path}", *command, code="invalid_configuration", exit_code=2)
+        assert "is a directory" in message
 
 
 @pytest.mark.thorough
@@ -311,12 +311,12 @@ def test_a_part_of_an_archive_that_is_there(worked: str, tmp_path: Path, server:
     done(worked, "export", child, "-o", str(tmp_path / "child.json"))
     done(worked, "export", "lead", "--tree", "-o", str(tmp_path / "tree.json"))
     done(other, "import", str(tmp_path / "child.json"))
-    told = refused(other, "import", str(tmp_path / "tree.json"), code="session_conflict")
-    assert f"(session {child})" in told
-    assert f"store prune --session {child}" in told
-    told = refused(other, "import", str(tmp_path / "busy.json"), code="session_active")
-    assert "--resume" in told
-    assert "cancel them" not in told
+    message = refused(other, "import", str(tmp_path / "tree.json"), code="session_conflict")
+    assert f"(session {child})" in message
+    assert f"store prune --session {child}" in message
+    message = refused(other, "import", str(tmp_path / "busy.json"), code="session_active")
+    assert "--resume" in message
+    assert "cancel them" not in message
 
 
 def test_import_of_code(store: str, tmp_path: Path, server: OfflineServer) -> None:
@@ -329,8 +329,8 @@ def test_import_of_code(store: str, tmp_path: Path, server: OfflineServer) -> No
     asyncio.run(work())
     target, other = str(tmp_path / "a.json"), f"sqlite:///{tmp_path}/other.db"
     done(store, "export", "s", "-o", target)
-    told = refused(other, "import", target, code="untrusted_code")
-    assert all(text in told for text in ("session s", "the tool mark", "--trust-code"))
+    message = refused(other, "import", target, code="untrusted_code")
+    assert all(text in message for text in ("session s", "the tool mark", "--trust-code"))
     assert json.loads(done(other, "import", target, "--trust-code", "--json"))["imported"] is True
 
 
@@ -420,8 +420,8 @@ def test_backup_is_a_store(worked: str, tmp_path: Path) -> None:
     target = tmp_path / "copy"
     if worked.startswith("postgresql"):
         with_programs(worked)
-    told = json.loads(done(worked, "backup", str(target), "--json"))
-    assert told == {"file": str(target), "bytes": target.stat().st_size}
+    result = json.loads(done(worked, "backup", str(target), "--json"))
+    assert result == {"file": str(target), "bytes": target.stat().st_size}
     assert target.stat().st_mode & 0o777 == 0o600
     refused(worked, "backup", str(target), code="invalid_input", exit_code=2)
     if worked.startswith("sqlite"):
@@ -434,15 +434,15 @@ def test_pg_dump_gets_what_the_dsn_says_and_no_more(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a pg_dump older than the server: its command line has the DSN's own parameters, which any version knows,
-    and no password; its refusal is told with what to do."""
+    and no password; its refusal is shown with what to do."""
     program = tmp_path / "pg_dump"
     refusal = "pg_dump: error: aborting because of server version mismatch"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\necho "{refusal}" >&2\nexit 1\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     done(postgres, "migrate")
-    told = refused(postgres, "backup", str(tmp_path / "copy"), code="store_error")
-    assert "or newer" in told
+    message = refused(postgres, "backup", str(tmp_path / "copy"), code="store_error")
+    assert "or newer" in message
     arguments = (tmp_path / "arguments").read_text()
     named = set(re.findall(r"(\w+)=", arguments.partition("--dbname=")[2]))
     assert named <= set(conninfo_to_dict(postgres)) - {"password"}
@@ -450,7 +450,7 @@ def test_pg_dump_gets_what_the_dsn_says_and_no_more(
 
 
 def test_a_role_that_may_not_look_into_the_schema(postgres: str) -> None:
-    """It is told so, where PostgreSQL would show it an empty schema; `migrate` says what to grant."""
+    """The error says so, where PostgreSQL would show it an empty schema; `migrate` says what to grant."""
     mark = "&" if "?" in postgres else "?"
     dsn = f"{postgres}{mark}schema=agents"
     done(dsn, "migrate")
@@ -460,9 +460,9 @@ def test_a_role_that_may_not_look_into_the_schema(postgres: str) -> None:
         try:
             other = f"{dsn}&options=-c%20role%3D{role}"
             for command in (["migrate"], ["verify"], ["stats"]):
-                told = refused(other, *command, code="store_forbidden")
-                assert "permission denied for schema agents" in told
-                assert "Grant it" in told
+                message = refused(other, *command, code="store_forbidden")
+                assert "permission denied for schema agents" in message
+                assert "Grant it" in message
             admin.execute(f"GRANT USAGE ON SCHEMA agents TO {role}")
             assert "permission denied" in refused(other, "stats", code="store_forbidden")
         finally:
@@ -499,7 +499,7 @@ def test_vacuum_gives_space_back(worked: str) -> None:
 def test_who_reads_an_export_may_leave(
     worked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Given a reader that ends in the middle of it, as `head` does: that is told in one line, and nothing else."""
+    """Given a reader that ends in the middle of it, as `head` does: that is reported in one line, and nothing else."""
 
     class Pipe:
         def writelines(self, lines: Iterator[str]) -> None:
@@ -551,7 +551,7 @@ def test_check_finds_what_is_wrong(worked: str) -> None:
 
 
 @pytest.mark.thorough
-def test_a_wrong_password_is_told_and_never_shown() -> None:
+def test_a_wrong_password_is_reported_and_never_shown() -> None:
     """Every command names host and role, and no output has the password."""
     with PostgresServer(password="right-one") as server:
         dsn = server.dsn.replace("right-one", "hunter22")

@@ -1,4 +1,4 @@
-"""An agent as a file: what is read, what is found from its directory, and that all mistakes are told at once."""
+"""An agent as a file: what is read, what is found from its directory, and that all mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -97,27 +97,27 @@ def test_toml_with_tools_and_sub_agents(tmp_path: Path, module: str) -> None:
     assert (look("x"), ring()) == ("x", "rang")
 
 
-def test_every_problem_is_told_at_once(tmp_path: Path, module: str) -> None:
+def test_every_problem_is_reported_at_once(tmp_path: Path, module: str) -> None:
     """Unknown fields and tools, functions that are none or can't be imported, at any depth: one error names them."""
     tools = [f"{module}:plain", f"{module}:missing", "no_such_tool", "no_such_module:tool", 3]
     child = {"name": "child", "tools": ["nothing"], "max_rounds": 0, "workspace": "nowhere", "environment": ["A=1"]}
     path = write(tmp_path, {"name": "a", "colour": "red", "tools": tools, "agents": [child], "input": ["go"]})
     with pytest.raises(InvalidSpec) as raised:
         read_agent(path)
-    told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
-    assert set(told) == {
+    problems = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
+    assert set(problems) == {
         "input", "tools.0", "tools.1", "tools.2", "tools.3", "tools", "colour", "agents.0.tools.0",
         "agents.0.workspace", "agents.0.max_rounds", "agents.0.environment.0",
     }  # fmt: skip
-    assert "is no function decorated with @tool" in told["tools.0"]
-    assert "AttributeError" in told["tools.1"]
-    assert "known: core, explore" in told["tools.2"]
-    assert "ModuleNotFoundError" in told["tools.3"]
-    assert all(field in str(raised.value) for field in told)
+    assert "is no function decorated with @tool" in problems["tools.0"]
+    assert "AttributeError" in problems["tools.1"]
+    assert "known: core, explore" in problems["tools.2"]
+    assert "ModuleNotFoundError" in problems["tools.3"]
+    assert all(field in str(raised.value) for field in problems)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "problem"),
     [
         ("agent.toml", 'name = "a', "is not TOML"),
         ("agent.json", "{", "is not JSON"),
@@ -134,11 +134,11 @@ def test_every_problem_is_told_at_once(tmp_path: Path, module: str) -> None:
         ("agent.md", b"---\nname: \xff\n---", "is not markdown"),
     ],
 )
-def test_what_is_no_agent_at_all(tmp_path: Path, name: str, text: str | bytes | None, told: str) -> None:
+def test_what_is_no_agent_at_all(tmp_path: Path, name: str, text: str | bytes | None, problem: str) -> None:
     """A file that can't be read or parsed is refused by name."""
     if text is not None:
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(InvalidInput, match=told) as raised:
+    with pytest.raises(InvalidInput, match=problem) as raised:
         read_agent(tmp_path / name)
     assert name in str(raised.value)
 
@@ -174,8 +174,8 @@ def test_an_agent_as_markdown(tmp_path: Path) -> None:
     path.write_text(MARKDOWN)
     with pytest.raises(InvalidSpec) as raised:
         read_agent(path)
-    told = {item["field"]: item["problem"].rpartition("(")[2] for item in raised.value.details["problems"]}
-    assert told == {"tools.1": "line 6)", "restart.backof": "line 8)", "max_rounds": "line 9)"}
+    lines = {item["field"]: item["problem"].rpartition("(")[2] for item in raised.value.details["problems"]}
+    assert lines == {"tools.1": "line 6)", "restart.backof": "line 8)", "max_rounds": "line 9)"}
     path.write_text("---\nname: a\ninstructions: Be brief.\n---\nBe long.")
     with pytest.raises(InvalidSpec, match=r"instructions: they are the text below .* \(line 3\)"):
         read_agent(path)
@@ -183,7 +183,7 @@ def test_an_agent_as_markdown(tmp_path: Path) -> None:
 
 def test_agents_by_the_paths_of_their_files(tmp_path: Path, module: str) -> None:
     """An agent may name others by their files, of whatever form; what these name is found from where they are, and
-    what is wrong with them is told with file and line."""
+    what is wrong with them is reported with file and line."""
     (tmp_path / "team").mkdir()
     (tmp_path / "team" / "desk").mkdir()
     tools = ["spawn_agent"]
@@ -202,15 +202,15 @@ def test_agents_by_the_paths_of_their_files(tmp_path: Path, module: str) -> None
     reviewer.write_text("---\nname: reviewer\ntools: [spawn_agent]\nagents: [../agent.json]\ncolour: red\n---\n")
     with pytest.raises(InvalidSpec) as raised:
         read_agent(write(tmp_path, {**lead, "agents": ["team/reviewer.md", "missing.md"], "handoffs": []}))
-    told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
-    assert told == {
+    problems = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
+    assert problems == {
         "agents.0.agents.0": f"../agent.json is a file that this agent is in itself ({reviewer}, line 4)",
         "agents.0.colour": f"there is no such field ({reviewer}, line 5)",
         "agents.1": f"{tmp_path / 'missing.md'} can't be read: No such file or directory",
     }
 
 
-def test_a_module_that_fails_is_told(tmp_path: Path, module: str) -> None:
+def test_a_module_that_fails_is_reported(tmp_path: Path, module: str) -> None:
     """A module that exits or raises when it is imported is a problem of that tool, not the end of the program."""
     (tmp_path / f"{module}.py").write_text("raise SystemExit(3)")
     with pytest.raises(InvalidSpec, match="SystemExit: 3"):
@@ -413,16 +413,16 @@ def test_every_field_can_be_in_a_file(tmp_path: Path, module: str, skills: Path)
     assert read_agent(tmp_path / "agent.md").spec == spec
 
 
-def test_problems_of_handoffs_are_told_with_their_places(tmp_path: Path, module: str) -> None:
-    """What is wrong with an agent that another may hand off to is told with its place, beside all else; the others can
-    be named there, and one that nobody has is told."""
+def test_problems_of_handoffs_are_reported_with_their_places(tmp_path: Path, module: str) -> None:
+    """What is wrong with an agent that another may hand off to is reported with its place, beside all else; the
+    others can be named there, and one that nobody has is reported."""
     billing = {"name": "billing", "tools": [f"{module}:missing"], "max_round": 3, "handoffs": ["lead", "nobody"]}
     data = {"name": "lead", "tools": ["wait"], "handoffs": [billing, {"name": "billing"}, "a b", "lead"]}
     with pytest.raises(InvalidSpec) as raised:
         read_agent(write(tmp_path, data))
-    told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
-    assert told.keys() == {"handoffs.0.tools.0", "handoffs.0.max_round", "handoffs.2"}
-    assert "did you mean 'max_rounds'" in told["handoffs.0.max_round"]
+    by_field = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
+    assert by_field.keys() == {"handoffs.0.tools.0", "handoffs.0.max_round", "handoffs.2"}
+    assert "did you mean 'max_rounds'" in by_field["handoffs.0.max_round"]
     data["handoffs"] = [{"name": "billing", "handoffs": ["lead", "nobody"]}, {"name": "billing"}, "lead"]
     with pytest.raises(InvalidSpec) as raised:
         read_agent(write(tmp_path, data))
@@ -442,30 +442,30 @@ def test_every_built_in_tool_can_be_in_a_file(tmp_path: Path, skills: Path) -> N
 
 
 def test_what_a_misspelt_name_may_mean(tmp_path: Path) -> None:
-    """Fields at any depth, and tools, that are not known are told with the one that is close."""
+    """Fields at any depth, and tools, that are not known are reported with the name that is close."""
     data = {
         "name": "a", "instruction": "x", "tools": ["schedule_wake", "spawn_agents"], "restart": {"backof": 1},
         "budget": [{"token": 5}], "agents": [{"name": "b", "model_name": "m", "max_round": 3}],
     }  # fmt: skip
     with pytest.raises(InvalidSpec) as raised:
         read_agent(write(tmp_path, data))
-    told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
+    problems = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
     close = {
         "instruction": "instructions", "tools.0": "schedule_wakeup", "tools.1": "spawn_agent",
         "restart.backof": "backoff", "budget.0.token": "tokens", "agents.0.max_round": "max_rounds",
     }  # fmt: skip
-    assert {field: name for field, name in close.items() if f"did you mean {name!r}?" in told[field]} == close
-    assert "agents" not in told  # that they need `spawn_agent` follows from the name which is misspelt
+    assert {field: name for field, name in close.items() if f"did you mean {name!r}?" in problems[field]} == close
+    assert "agents" not in problems  # that they need `spawn_agent` follows from the name which is misspelt
 
 
-def test_what_does_not_fit_together_is_told_with_the_rest(tmp_path: Path, module: str) -> None:
-    """Tools twice, and sub-agents of one name, are told beside fields that can't be used."""
+def test_what_does_not_fit_together_is_reported_with_the_rest(tmp_path: Path, module: str) -> None:
+    """Tools twice, and sub-agents of one name, are reported beside fields that can't be used."""
     twin = {"name": "twin", "tools": ["wait", "wait"]}
     data = {"tools": ["glob", "files", "wait"], "max_rounds": 0, "agents": [twin, twin], "hooks": [f"{module}:none"]}
     with pytest.raises(InvalidSpec) as raised:
         read_agent(write(tmp_path, data))
-    told = [item["field"] for item in raised.value.details["problems"]]
-    assert sorted(told) == sorted(
+    fields = [item["field"] for item in raised.value.details["problems"]]
+    assert sorted(fields) == sorted(
         ["hooks.0", "name", "max_rounds", "tools", "agents", "agents", "agents.0.tools", "agents.1.tools"]
     )
 
@@ -477,7 +477,7 @@ def check(*arguments: str) -> tuple[int, Any]:
 
 
 def test_who_must_be_approved_is_a_tool_of_the_agent(tmp_path: Path, module: str) -> None:
-    """Given a name in `approve` that no tool has, in an agent or in one that it names, then that is told with its
+    """Given a name in `approve` that no tool has, in an agent or in one that it names, then that is reported with its
     place, from a file and from Python."""
     wrong = {"name": "other", "tools": [f"{module}:look"], "approve": ["refund"]}
     table = {
@@ -495,8 +495,8 @@ def test_who_must_be_approved_is_a_tool_of_the_agent(tmp_path: Path, module: str
 
 
 def test_checking_several_files(tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given files of which some can't be used, then all problems of all are told, and the exit code is 1; modules of
-    the same name beside different files are different ones."""
+    """Given files of which some can't be used, then all problems of all are reported, and the exit code is 1; modules
+    of the same name beside different files are different ones."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     other = tmp_path / "other"
     other.mkdir()

@@ -84,7 +84,7 @@ def results(messages: list[Message]) -> list[str]:
 
 
 def test_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are named, or all are meant, never both or neither; what is decided is told."""
+    """Calls are named, or all are meant, never both or neither; what was decided is printed."""
     with LocalCluster() as cluster:
 
         @contextmanager
@@ -104,8 +104,8 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
             assert run("approve", "s", *wrong)[0] == 2
         assert run("approve", "s", "r/1/0", "--arguments", '{"to": 1}')[0] == 2
         assert run("approve", "s", "r/1/0", "--arguments", '{"to": "z"}') == (0, "approved: r/1/0\n")
-        code, told = run("reject", "s", "r/1/1", "--reason", "no", "--json")
-        assert (code, json.loads(told)) == (0, {"rejected": ["r/1/1"]})
+        code, output = run("reject", "s", "r/1/1", "--reason", "no", "--json")
+        assert (code, json.loads(output)) == (0, {"rejected": ["r/1/1"]})
         assert run("approve", "s", "--all", "--remember") == (0, "approved: r/1/2\n")
         assert run_of.result(PATIENCE, check=True).text == "done"
         edited, rejected, approved = results(session.messages())

@@ -31,7 +31,7 @@ def problems(schema: dict[str, Any], arguments: Any) -> list[str]:
 @pytest.mark.filterwarnings("ignore:Automatically retrieving")  # else the warning, as an error, would hide the deed
 @pytest.mark.parametrize("from_server", [True, False])
 def test_no_reference_leads_to_a_file(from_server: bool, tmp_path: Path) -> None:
-    """Given a schema that refers to a file of the node, then the call is refused, and nothing of the file is told."""
+    """Given a schema that refers to a file of the node, then the call is refused, and nothing of the file is shown."""
     (tmp_path / "key.json").write_text('{"enum": ["the key"]}')
     schema = object_of({"$ref": (tmp_path / "key.json").as_uri()})
     tool = LoadedTool("t", lambda a: a, False, schema, from_server=from_server)

@@ -54,12 +54,12 @@ def test_the_parts_of_a_command_line() -> None:
 
 
 def test_what_a_sandbox_can_be() -> None:
-    """All that is wrong with it is told at once; a path that would be the whole root is refused."""
+    """All that is wrong with it is reported at once; a path that would be the whole root is refused."""
     with pytest.raises(InvalidSpec) as raised:
         Sandbox(memory=1, readable=("relative", "/.", "/opt"), rules=({"command": "x", "action": "maybe"},), disk=1)
-    told = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
-    assert told.keys() == {"memory", "readable", "rules.0.action", "disk"}
-    assert "'relative', '/'" in told["readable"]
+    problems = {item["field"]: item["problem"] for item in raised.value.details["problems"]}
+    assert problems.keys() == {"memory", "readable", "rules.0.action", "disk"}
+    assert "'relative', '/'" in problems["readable"]
 
 
 def test_what_an_agent_says_is_what_its_commands_get() -> None:

@@ -56,8 +56,8 @@ def test_what_it_writes() -> None:
 
 
 def test_what_its_agents_are_for() -> None:
-    """The model is told the agents that it may name where one of them says what it is for; a sub-agent that it writes,
-    which has none of them, is not."""
+    """The model reads which agents it may name where one of them says what it is for; a sub-agent that it writes, which
+    has none of them, does not."""
     spec = compiled(agents=(AgentSpec(name="scout", description="Looks around."), AgentSpec(name="clerk")))
     assert schema(spec)["agent"]["description"].splitlines()[1:] == ["- scout: Looks around.", "- clerk"]
     made = written({"instructions": "Dig."}, spec)
@@ -68,7 +68,7 @@ def test_what_its_agents_are_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "problem"),
     [
         ({"instructions": " "}, '"instructions" must be a text'),
         ({"tools": ["wait"]}, "leave out tools and model"),
@@ -80,9 +80,9 @@ def test_what_its_agents_are_for() -> None:
         ({"instructions": "x" * 100_001}, "at most 100000 characters"),
     ],
 )
-def test_what_is_refused(data: dict[str, Any], told: str) -> None:
+def test_what_is_refused(data: dict[str, Any], problem: str) -> None:
     """What is beyond the limits has a text that says so."""
-    assert told in str(written(data, compiled()))
+    assert problem in str(written(data, compiled()))
 
 
 PLACE = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
@@ -121,7 +121,7 @@ TWICE = {
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("wanted", "problem"),
     [
         ("object", "must be a JSON Schema: an object"),
         ([], "must be a JSON Schema: an object"),
@@ -148,9 +148,9 @@ TWICE = {
         (DEEP, "nested too deeply"),
     ],
 )
-def test_a_schema_that_cannot_be_used_starts_nothing(wanted: Any, told: str) -> None:
+def test_a_schema_that_cannot_be_used_starts_nothing(wanted: Any, problem: str) -> None:
     """What is no schema, leads out of it, or could keep a process busy for ever has a text that says what is wrong."""
-    assert told in str(written({"instructions": "Dig.", "output_schema": wanted}, compiled(WITH_OUTPUT)))
+    assert problem in str(written({"instructions": "Dig.", "output_schema": wanted}, compiled(WITH_OUTPUT)))
 
 
 def test_a_schema_needs_the_permission_and_instructions() -> None:

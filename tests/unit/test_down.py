@@ -62,9 +62,9 @@ def test_a_daemon_that_others_need_is_kept(ended: list[str], monkeypatch: pytest
         patch.setattr(down, "other_supervisors", lambda _settings: ["default-12ab"])
         assert "default-12ab" in down.bring_down(None, keep_ray=False)["ray"]
     monkeypatch.setenv("RAY_ADDRESS", OTHER)
-    told = down.bring_down(None, keep_ray=False)["ray"]
-    assert OWN in told
-    assert OTHER in told
+    outcome = down.bring_down(None, keep_ray=False)["ray"]
+    assert OWN in outcome
+    assert OTHER in outcome
     assert ended == []
 
 

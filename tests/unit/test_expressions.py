@@ -1,5 +1,5 @@
-"""Expressions of conditions and templates: what they mean, that mistakes are told with their column, and that nothing
-else can happen."""
+"""Expressions of conditions and templates: what they mean, that mistakes are reported with their column, and that
+nothing else can happen."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_conditions_mean(text: str, holds: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "column", "told"),
+    ("text", "column", "problem"),
     [
         ("", 1, "a value is missing"), ("count =", 7, "(write '==')"), ("a && b", 3, "(write 'and')"),
         ("a ||", 3, "(write 'or')"), ("!a", 1, "(write 'not')"), ("a === b", 3, "(write '==')"),
@@ -66,23 +66,23 @@ def test_what_conditions_mean(text: str, holds: bool) -> None:
         ("a in", 5, "a value is missing"),
     ],
 )  # fmt: skip
-def test_mistakes_have_their_column(text: str, column: int, told: str) -> None:
+def test_mistakes_have_their_column(text: str, column: int, problem: str) -> None:
     """Given no expression, then it is said why and where, and how it is written here."""
     with pytest.raises(BadExpression) as raised:
         parse(text)
-    assert (raised.value.column, told in raised.value.problem) == (column, True), str(raised.value)
+    assert (raised.value.column, problem in raised.value.problem) == (column, True), str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("name < 3", "a text < a number"), ("yes < yes", "true < true"), ("nothing > 1", "null > a number"),
         ("1 in 3", "a number in a number"), ("name in nothing", "a text in null"), ("found < found", "a list < a list"),
     ],
 )  # fmt: skip
-def test_what_has_no_value(text: str, told: str) -> None:
+def test_what_has_no_value(text: str, problem: str) -> None:
     """Given two values that have no order, or nothing in them, then nothing is guessed."""
-    with pytest.raises(NoValue, match=told):
+    with pytest.raises(NoValue, match=problem):
         is_true(parse(text), VARIABLES)
 
 
@@ -98,7 +98,7 @@ def test_paths_reach_nothing_but_data() -> None:
 
 
 def test_what_is_read_is_known() -> None:
-    """Given an expression, then all variables in it are told, with their parts and columns."""
+    """Given an expression, then all variables in it are listed, with their parts and columns."""
     found = list(paths(parse("a.b[0] == 'x' and not (c in [d.*, 1])")))
     assert found == [Path("a", ("b", 0), 1), Path("c", (), 24), Path("d", (EVERY,), 30)]
     assert written(Path("a", ("b", 0, EVERY, "x y"), 1)) == "a.b.0.*['x y']"
@@ -119,18 +119,18 @@ def test_templates(text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "column", "told"),
+    ("text", "column", "problem"),
     [
         ("ab {{count", 11, "}} is missing"), ("{{}}", 3, "a value is missing"), ("{{a}", 4, "can't be used"),
         ("x {{a}} {{b c}}", 13, "'c' is not expected"), ("{{ {{a}} }}", 4, "without braces"),
         ("{{" + " " * 2000 + "a}}", 2003, "at most 1000"),
     ],
 )  # fmt: skip
-def test_mistakes_in_templates(text: str, column: int, told: str) -> None:
+def test_mistakes_in_templates(text: str, column: int, problem: str) -> None:
     """Given a template that can't be read, then the column is that of the whole text."""
     with pytest.raises(BadExpression) as raised:
         parse_template(text)
-    assert (raised.value.column, told in raised.value.problem) == (column, True), str(raised.value)
+    assert (raised.value.column, problem in raised.value.problem) == (column, True), str(raised.value)
 
 
 def test_a_template_that_leads_to_nothing_has_no_value() -> None:
@@ -140,7 +140,7 @@ def test_a_template_that_leads_to_nothing_has_no_value() -> None:
 
 
 def test_templates_are_found_wherever_they_are() -> None:
-    """Given data with templates in it, then each is told with its place; names of fields have none."""
+    """Given data with templates in it, then each is found with its place; names of fields have none."""
     found = list(templates_in({"a": ["{{x}}", {"{{n}}": "y {{z}}"}], "b": "no"}, ("at",)))
     assert found == [(("at", "a", 0), "{{x}}"), (("at", "a", 1, "{{n}}"), "y {{z}}")]
 

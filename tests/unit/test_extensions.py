@@ -132,7 +132,7 @@ def test_built_in_names_are_not_for_packages(package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "problem"),
     [
         (
             {"tools": ["acme-tools:broken"]},
@@ -145,9 +145,9 @@ def test_built_in_names_are_not_for_packages(package: str) -> None:
         ({"skills": ["acme-tools:nothing"]}, "can't be read: No such file"),
     ],
 )
-def test_what_is_broken_is_named(package: str, field: dict[str, Any], told: str) -> None:
+def test_what_is_broken_is_named(package: str, field: dict[str, Any], problem: str) -> None:
     """A name that leads nowhere, a package that can't be imported, a function that is none: the error says which."""
-    with pytest.raises(InvalidSpec, match=told):
+    with pytest.raises(InvalidSpec, match=problem):
         compiled(**field)
 
 
@@ -202,12 +202,12 @@ def test_tools_are_tried(package: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert (code, "50% half" in said, "ToolError: no" in said) == (1, True, True)
     code, said = tried("acme-tools:search", '{"word": 1}')
     assert (code, "don't fit the parameters" in said) == (2, True)
-    for words, told in [
+    for words, problem in [
         (("wait",), "needs a session"), (("files",), "is a group"), (("nothing",), "no tool is named"),
         (("load_skill", '{"name": "pdf"}'), "say --agent FILE"), (("read_file", "--workspace", "nowhere"), "directory"),
     ]:  # fmt: skip
         code, said = tried(*words)
-        assert (code, told in " ".join(said.split())) == (2, True), said
+        assert (code, problem in " ".join(said.split())) == (2, True), said
 
 
 def test_tools_of_an_agent_are_tried(package: str, tmp_path: Path) -> None:

@@ -165,34 +165,34 @@ async def test_ends_tells_only_the_ends_of_runs() -> None:
     assert found.runs["a/r3"].status == "completed"
 
 
-async def test_a_long_log_is_told_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a log of more than a page that the feed does not remember, then each call tells the next page of it."""
+async def test_a_long_log_is_returned_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a log of more than a page that the feed does not remember, then each call returns the next page of it."""
     monkeypatch.setattr(feed, "PAGE", 10)
-    log, told = Log(), list[int]()
+    log, seqs = Log(), list[int]()
     for _ in range(25):
         log.commit("a")
     log.restarted()
-    while found := (await log.feed.watch("client", {"a": Following(len(told))}, 0)).events:
-        told += [event["seq"] for event in found]
-    assert told == [*range(1, 26)]
+    while found := (await log.feed.watch("client", {"a": Following(len(seqs))}, 0)).events:
+        seqs += [event["seq"] for event in found]
+    assert seqs == [*range(1, 26)]
 
 
 async def test_who_waits_for_an_end_gets_over_a_long_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a run whose end is not on the first page, when a client asks for ends only, then each call tells how far it
+    """Given a run whose end is not on the first page, when a client asks for ends only, then each call says how far it
     went, and one of them the end."""
     monkeypatch.setattr(feed, "PAGE", 10)
-    log, told = Log(), [0]
+    log, seqs = Log(), [0]
     for number in range(25):
         log.commit("a", ends=number == 24)
     log.restarted()
-    while found := (await log.feed.watch("client", {"a": Following(told[-1], ends=True)}, 0)).events:
-        told += [event["seq"] for event in found]
-    assert told == [0, 10, 20, 25]
+    while found := (await log.feed.watch("client", {"a": Following(seqs[-1], ends=True)}, 0)).events:
+        seqs += [event["seq"] for event in found]
+    assert seqs == [0, 10, 20, 25]
 
 
 async def test_a_removed_session_is_nothing_to_the_others_of_a_call() -> None:
-    """Given one of two sessions whose ends are remembered was removed, then the other's is told with its row, and of
-    the removed one the event alone: who waits for it looks for the row, and learns what became of it."""
+    """Given one of two sessions whose ends are remembered was removed, then the other's is returned with its row, and
+    of the removed one the event alone: who waits for it looks for the row, and learns what became of it."""
     log = Log()
     for session_id in "ab":
         log.commit(session_id, ends=True)
@@ -224,7 +224,7 @@ async def test_after_its_timeout_a_call_returns_nothing() -> None:
 @pytest.mark.parametrize("heard", [False, True])
 async def test_a_session_that_came_back_is_followed_here_again(heard: bool) -> None:
     """Given a session that went to another node, when it is at home here again, and that was heard of by a commit or
-    found by looking, then nobody is told any more to look elsewhere, and what it did there is told."""
+    found by looking, then nobody is sent elsewhere any more, and what it did there is returned."""
     log = Log()
     log.commit("a", foreign=True)
     log.feed.leave(["a"])
@@ -253,7 +253,7 @@ async def test_recent_events_need_no_store() -> None:
 
 
 async def test_what_is_written_elsewhere_during_a_read_is_not_lost() -> None:
-    """Given a read of the store under way, when another service commits and tells, then the next look has its event."""
+    """Given a read of the store under way, when another service commits and says so, then the next look has it."""
     log = Log()
     log.commit("a", foreign=True)
     gate, read = asyncio.Event(), log.read
@@ -286,10 +286,10 @@ async def test_stream_pieces_join_to_the_answer() -> None:
         log.streams["a"] = new_key, parts
         log.feed.delta("a")
         found = await log.feed.watch("c", {"a": Following(0, stream=(key, have.lengths))}, 5)
-        [(told_key, new)] = found.streams.values()
+        [(found_key, new)] = found.streams.values()
         assert len(new) == 1
-        have = have if told_key == key else Parts()
-        key = told_key
+        have = have if found_key == key else Parts()
+        key = found_key
         have.take(new)
         assert (key, have.after([])) == (new_key, parts.after([]))
         late = await log.feed.watch("late", {"a": Following(0, stream=("", []))}, 5)

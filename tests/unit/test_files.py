@@ -294,8 +294,8 @@ class TestEditFile:
         (root / "many").write_text("\n".join(names) + "\n")
         before = set(os.listdir(root))
         with ThreadPoolExecutor(8) as pool:
-            told = list(pool.map(lambda name: edit_file("many", f"{name}\n", f"{name} is done\n", context), names))
-        assert set(told) == {"replaced 1 occurrence in many"}
+            results = list(pool.map(lambda name: edit_file("many", f"{name}\n", f"{name} is done\n", context), names))
+        assert set(results) == {"replaced 1 occurrence in many"}
         assert (root / "many").read_text() == "".join(f"{name} is done\n" for name in names)
         assert set(os.listdir(root)) == before
 
@@ -388,7 +388,7 @@ class TestGrep:
         assert found.endswith("[more matches are not shown: narrow the pattern or the path]")
 
     @pytest.mark.parametrize("pattern", ["(", "*", "a{1,99999999999}", "(?P<x"])
-    async def test_broken_pattern_is_told(self, pattern: str, context: ToolContext) -> None:
+    async def test_broken_pattern_is_refused(self, pattern: str, context: ToolContext) -> None:
         """A text that is no regular expression is an error for the model to read."""
         with pytest.raises(ToolError, match="not a regular expression"):
             await grep(pattern, context)

@@ -108,7 +108,7 @@ def test_event_stream_limits_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_completion_merges_tool_calls_of_all_dialects() -> None:
-    """Tool calls are told apart by index, or by id where the index is missing or always 0."""
+    """Tool calls are distinguished by index, or by id where the index is missing or always 0."""
 
     def calls(*deltas: dict[str, Any]) -> list[tuple[str, str, str]]:
         completion = Completion()
@@ -129,8 +129,8 @@ def test_completion_merges_tool_calls_of_all_dialects() -> None:
 
 
 def test_what_a_completion_streams() -> None:
-    """Text, reasoning and each tool call's arguments are told as they come, a call once its tool is known; of reasoning
-    that an endpoint sends under two names, one is told."""
+    """Text, reasoning and each tool call's arguments are passed on as they come, a call once its tool is known; of
+    reasoning that an endpoint sends under two names, one is passed on."""
     deltas: list[dict[str, Any]] = [
         {"reasoning": "th", "reasoning_content": "th"},
         {"reasoning": "ink", "reasoning_content": "ink"},
@@ -141,8 +141,8 @@ def test_what_a_completion_streams() -> None:
         {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]},
     ]  # fmt: skip
     completion = Completion()
-    told = [completion.add(json.dumps({"choices": [{"delta": delta}]})) for delta in deltas]
-    assert told == [
+    streamed = [completion.add(json.dumps({"choices": [{"delta": delta}]})) for delta in deltas]
+    assert streamed == [
         [Piece(REASONING, "th")],
         [Piece(REASONING, "ink")],
         [Piece(TEXT, "Hi")],
@@ -150,7 +150,7 @@ def test_what_a_completion_streams() -> None:
         [Piece(CALL, '{"x"', 0, "f"), Piece(CALL, "", 1, "g")],
         [Piece(CALL, ":1}", 0, "f")],
     ]
-    parts = added_up([piece for pieces in told for piece in pieces])
+    parts = added_up([piece for pieces in streamed for piece in pieces])
     assert parts.lengths == [5, 2, 7, 0]
     assert parts.after([5, 1, 4]) == [
         Part(1, TEXT, 1, "i"), Part(2, CALL, 4, ":1}", 0, "f"), Part(3, CALL, 0, "", 1, "g")
@@ -352,7 +352,7 @@ async def test_silence_is_a_timeout() -> None:
 
 async def test_tries_of_all_endpoints_are_one_calls() -> None:
     """Given a fallback that answers, then the tries of the endpoint before it are counted as well, and the times that
-    the call waited are told by profile."""
+    the call waited are reported by profile."""
     with OfflineServer(faults=Faults(fail_first=4)) as broken, OfflineServer() as server:
         async with gateway(broken.url, fallbacks=(Fallback("q"),)) as model:
             model.register(ModelProfile("q", KEY, server.url))
@@ -376,7 +376,7 @@ async def test_chunks_are_timed() -> None:
 
 
 async def test_cut_stream_restarts() -> None:
-    """A stream that ends in the middle is tried again; who got text is told that it starts anew."""
+    """A stream that ends in the middle is tried again; who got text learns that it starts over."""
     whole = http_answer(stream_of({"content": "com"}, {"content": "plete"}))
     ended = http_answer(stream_of({"content": "com"}, finish=None, done=False))
     broken = whole[: whole.index(b"plete")]

@@ -47,7 +47,7 @@ class Endpoint(Gateway):
         made: calls so far.
         ended: how many of them were cancelled.
         hear: gets pieces of the latest call's answer.
-        again: begins it anew.
+        again: starts it over.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ async def test_a_dead_services_late_word_shuts_nobody_out_for_good(monkeypatch: 
 
 
 async def test_a_released_call_ends() -> None:
-    """Given a call in flight, when it is released, then its connection is closed, and who waits for it is told."""
+    """Given a call in flight, when it is released, then its connection is closed, and its waiter gets an error."""
     endpoint = Endpoint()
     calls = GatewayCalls(endpoint)
     number, call = await begun(calls, endpoint)
@@ -233,7 +233,7 @@ async def test_what_came_is_the_answer_of_an_aborted_call(said: dict[str, str]) 
 
 
 async def test_an_answer_as_it_grows() -> None:
-    """Given a call in flight, then who follows it is told what is new, and when it begins anew, and when it ends."""
+    """Given a call in flight, then who follows it gets what is new, and learns when it starts over and when it ends."""
     endpoint = Endpoint()
     calls = GatewayCalls(endpoint)
     number, call = await begun(calls, endpoint)

@@ -21,14 +21,14 @@ class Gateway:
     """One that can be away, or hang.
 
     Attributes:
-        told: the profiles of each attachment, and of each registration.
+        received: the profiles of each attachment, and of each registration.
     """
 
     def __init__(self) -> None:
         self.away = 0
         self.hangs = False
         self.attachments = 0
-        self.told: list[list[str]] = []
+        self.received: list[list[str]] = []
         self.third = asyncio.Event()
         self.profiles: list[ModelProfile] = []
 
@@ -38,13 +38,13 @@ class Gateway:
             self.away -= 1
             raise ServiceGone("it is starting")
         self.attachments += 1
-        self.told.append([profile.name for profile in profiles])
+        self.received.append([profile.name for profile in profiles])
         if self.attachments == 3:
             self.third.set()
         return Attached("g", str(self.attachments), 123, [], self.profiles)
 
     async def register(self, number: str, profile: ModelProfile) -> None:
-        self.told.append([profile.name])
+        self.received.append([profile.name])
         if number != str(self.attachments):
             raise ServiceGone("another attachment")
 
@@ -63,7 +63,7 @@ def link_to(gateway: Any, *profiles: ModelProfile, kill: Any = service_link.neve
 
 
 async def test_all_wait_for_one_attachment() -> None:
-    """Given a gateway that is starting, when many calls wait for it, then it is attached to once, and told all
+    """Given a gateway that is starting, when many calls wait for it, then it is attached to once, and receives all
     profiles; when one of them finds it gone, once more."""
     gateway = Gateway()
     gateway.away = 3
@@ -75,19 +75,19 @@ async def test_all_wait_for_one_attachment() -> None:
     assert (await link.attached()).number == "2"
     link.lost(found[2])
     assert (await link.attached()).number == "2"
-    assert gateway.told == [["p"], ["p"]]
+    assert gateway.received == [["p"], ["p"]]
     link.close()
 
 
-async def test_a_profile_is_told_at_once_or_with_the_next_attachment() -> None:
-    """Given a gateway that is attached, then it is told of a new profile; one that is gone is not waited for."""
+async def test_a_profile_is_sent_at_once_or_with_the_next_attachment() -> None:
+    """Given a gateway that is attached, then it is sent a new profile; one that is gone is not waited for."""
     gateway = Gateway()
     link = link_to(gateway)
     await link.register(PROFILE)
-    assert gateway.told == []
+    assert gateway.received == []
     await link.attached()
     await link.register(PROFILE)
-    assert gateway.told == [[], ["p"]]
+    assert gateway.received == [[], ["p"]]
     gateway.attachments += 1
     await link.register(PROFILE)
     assert link.current is None
@@ -95,8 +95,8 @@ async def test_a_profile_is_told_at_once_or_with_the_next_attachment() -> None:
 
 
 async def test_credentials_come_back_from_the_gateway() -> None:
-    """Given a service that was restarted and has no credentials, when it attaches to a gateway that was told of some,
-    then it knows them, and the supervisor can ask for them."""
+    """Given a service that was restarted and has no credentials, when it attaches to a gateway that received some, then
+    it knows them, and the supervisor can ask for them."""
     gateway, known = Gateway(), Profiles()
     gateway.profiles = [PROFILE]
     link = GatewayLink(gateway, "node", known, lambda _: None)  # type: ignore[arg-type]
@@ -155,25 +155,25 @@ async def test_a_service_starts_without_a_gateway(
 
 
 async def test_newer_credentials_are_not_overwritten() -> None:
-    """Given a new key that comes while a service attaches, and told the old one, then both have the new one."""
+    """Given a new key that comes while a service attaches with the old one, then both have the new one."""
     gateway, known = Gateway(), Profiles()
     old, new = ModelProfile("p", "old-key-0123"), ModelProfile("p", "new-key-0123")
     known.learn(old)
     link = GatewayLink(gateway, "node", known, lambda _: None)  # type: ignore[arg-type]
     gateway.profiles = [old]
-    told: list[ModelProfile] = []
+    sent: list[ModelProfile] = []
 
     async def attach(_service: str, profiles: list[ModelProfile]) -> Attached:
-        told.extend(profiles)
+        sent.extend(profiles)
         known.learn(new)
         return Attached("g", "0", 1, [], [old])
 
     async def register(_number: str, profile: ModelProfile) -> None:
-        told.append(profile)
+        sent.append(profile)
 
     gateway.attach, gateway.register = attach, register  # type: ignore[method-assign]
     await link.attached()
-    assert told == [old, new]
+    assert sent == [old, new]
     assert known.all() == [new]
     link.close()
 

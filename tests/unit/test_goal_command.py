@@ -31,7 +31,7 @@ offline-policy: {policy}
 
 
 def by_the_second_try(body: dict[str, Any]) -> Reply:
-    """The condition holds once the worker was told that it does not."""
+    """The condition holds once the worker has read that it does not."""
     met = "It does not hold yet" in content_text(body["messages"][1])
     return Reply(text=json.dumps({"reason": "it was told so" if met else "it is the first", "met": met}))
 
@@ -72,11 +72,11 @@ def test_rounds_and_verdicts_are_on_stderr_and_the_answer_on_stdout(goal: Goal) 
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("offline: It does not hold yet.")
     lines = done.stderr.splitlines()
-    told = [line for line in lines if line.startswith("= ")]
-    assert told == ["= round 1: not met: it is the first", "= round 2: met: it was told so"]
+    verdicts = [line for line in lines if line.startswith("= ")]
+    assert verdicts == ["= round 1: not met: it is the first", "= round 2: met: it was told so"]
     agents = [line.split()[2] for line in lines if line.startswith("+ sub-agent")]
     assert agents == ["assistant", "critic", "assistant", "critic"]
-    assert lines.index(told[0]) < [number for number, line in enumerate(lines) if "+ sub-agent" in line][2]
+    assert lines.index(verdicts[0]) < [number for number, line in enumerate(lines) if "+ sub-agent" in line][2]
     assert "understudy workflow status g" in done.stderr
 
 
@@ -170,7 +170,7 @@ def test_a_worktree_is_merged_when_the_goal_is_met(goal: Goal, tmp_path: Path, m
         ((" ", "Work"), "the condition of a goal"),
     ],
 )
-def test_wrong_usage_is_told_before_there_is_a_session(
+def test_wrong_usage_is_reported_before_there_is_a_session(
     goal: Goal, cluster: LocalCluster, arguments: tuple[str, ...], said: str
 ) -> None:
     """Given what says no goal, then the exit code is 2, and no session is made."""

@@ -86,7 +86,7 @@ def pursue(cluster: Cluster, **options: Any) -> Run:
 def test_the_worker_tries_until_the_evaluator_says_that_the_condition_holds(
     clustered: Callable[..., LocalCluster],
 ) -> None:
-    """Given a condition that holds at the third try, then the run completes with that try's answer, each try is told
+    """Given a condition that holds at the third try, then the run completes with that try's answer, each try reads
     the reason of the verdict before it, and the verdicts are published."""
     cluster = clustered(judged([verdict("a.py fails"), verdict("b.py fails"), verdict("all pass", met=True)]))
     found = pursue(cluster).result(PATIENCE)
@@ -201,7 +201,7 @@ def with_effects() -> Any:
 @pytest.mark.sweep
 def test_a_death_at_every_point_repeats_nothing_and_loses_nothing() -> None:
     """Given a goal of two rounds, each with a tool that must not be repeated: whatever point a session actor dies at,
-    the goal is met in two rounds, each effect was had at most once (the worker is told where it can't be known), and
+    the goal is met in two rounds, each effect was had at most once (the worker reads where it can't be known), and
     no call of a model was made twice."""
     with LocalCluster(policy=with_effects()) as clean:
         assert goal_with_effects(clean).result(PATIENCE).output == "try 2"

@@ -62,7 +62,7 @@ class TestRestartTypes:
 
     @pytest.mark.parametrize("restart", ["permanent", "transient"])
     def test_cancelled_by_somebody(self, restart: str) -> None:
-        """Who is told to end is not started again."""
+        """Who was asked to end is not started again."""
         decision = decide(group(restart), "a", "cancelled")
         assert (decision.deliver, decision.start) == (("a",), ())
 
@@ -156,14 +156,14 @@ class TestIntensity:
 
     def test_restarts_of_the_future_do_not_count(self) -> None:
         """Given restarts that were noted while the clock was two days ahead, when it is set right, then the next
-        failure is the first one, and the pauses begin anew."""
+        failure is the first one, and the pauses start over."""
         ahead = START + 48 * 3_600 * MICROSECONDS
         state = GroupState(restarts=(ahead, ahead + 1, ahead + 2), level=5)
         decision = decide(group("transient"), "a", "failed", state, backoff=1.0)
         assert (decision.start, decision.delay, decision.state.level) == (("a",), MICROSECONDS, 0)
         assert decision.state.restarts == (START,)
 
-    def test_pauses_double_and_begin_anew(self) -> None:
+    def test_pauses_double_and_start_over(self) -> None:
         """From `backoff` to `backoff_max`; after `reset_after` without a restart from `backoff` again."""
         fields = {"backoff": 1.0, "backoff_max": 5.0, "reset_after": 50.0, "max_restarts": 100}
         state, now, delays = GroupState(), START, []

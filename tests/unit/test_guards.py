@@ -26,13 +26,13 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def test_what_streamed_is_void(cluster: LocalCluster) -> None:
-    """Given a program that follows a run, when a guard trips behind the answer, then it was told the pieces, is told
+    """Given a program that follows a run, when a guard trips behind the answer, then it received the pieces, learns
     that the call failed, and has no text."""
-    told = threading.Event()
+    streamed = threading.Event()
 
     @hook("before_model", parallel=True)
     async def late(_context: HookContext) -> Refuse:
-        await asyncio.to_thread(told.wait, PATIENCE)
+        await asyncio.to_thread(streamed.wait, PATIENCE)
         return Refuse("not for you")
 
     run = cluster.spawn(AgentSpec(name="clerk", hooks=[late])).send("hello")
@@ -40,7 +40,7 @@ def test_what_streamed_is_void(cluster: LocalCluster) -> None:
     for event in run:
         seen.append(event)
         if isinstance(event, TextDelta):
-            told.set()
+            streamed.set()
     result = run.result(PATIENCE)
     pieces = [n for n, event in enumerate(seen) if isinstance(event, TextDelta)]
     [(place, failed)] = [(n, event) for n, event in enumerate(seen) if isinstance(event, ModelCallFailed)]

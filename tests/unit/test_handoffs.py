@@ -64,9 +64,9 @@ def test_an_agent_without_handoffs_is_compiled_as_before() -> None:
     assert "handoffs" not in compiled(AgentSpec(name="a"))
 
 
-def test_what_is_wrong_is_told_at_once() -> None:
+def test_what_is_wrong_is_reported_at_once() -> None:
     """Targets twice, unknown ones, the agent itself, different ones of a name, tools of the same name, and names that
-    are too long are all told."""
+    are too long are all reported."""
 
     @tool
     def transfer_to_billing() -> str:
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_told_at_once() -> None:
 
 
 def test_a_change_of_a_target_is_a_change() -> None:
-    """Another instruction of a target, or one more target, is another specification, and told by name."""
+    """Another instruction of a target, or one more target, is another specification, and the change is named."""
     before = compiled(TRIAGE)
     after = compiled(TRIAGE.model_copy(update={"handoffs": (BILLING.model_copy(update={"handoffs": ()}),)}))
     assert before["hash"] != after["hash"]
@@ -170,8 +170,8 @@ def test_only_the_first_handoff_of_a_round_counts() -> None:
 
 @pytest.mark.parametrize(("agent", "forgets"), [("billing", True), ("legal.team", False)])
 def test_what_was_learned_of_a_model_is_of_that_model(agent: str, forgets: bool) -> None:
-    """The window that an endpoint told, and how many tokens a byte was, are forgotten with a handoff to an agent with
-    another model."""
+    """The window that an endpoint reported, and how many tokens a byte was, are forgotten with a handoff to an agent
+    with another model."""
     window = Window("s", compiled(TRIAGE))
     learned = replace(View(window=5000, per_byte=0.3).record(), seq=3, run_id="r")
     work = Work(

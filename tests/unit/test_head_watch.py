@@ -1,4 +1,4 @@
-"""How long Ray's head has not answered: asked in a thread, told without waiting."""
+"""How long Ray's head has not answered: asked in a thread, read without waiting."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def test_of_many_some_are_asked_at_a_time(services: Callable[[Answers], As
     assert len(asked) == ASKED_AT_ONCE
 
 
-async def test_what_the_store_refused_is_asked_for_anew(services: Callable[[Answers], Asked]) -> None:
+async def test_what_the_store_refused_is_asked_for_again(services: Callable[[Answers], Asked]) -> None:
     """Given a password that was refused, then another one is looked for; where nobody has one it is tried again."""
     services({"gateway/here": OLD})
     one = keeper()

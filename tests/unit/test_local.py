@@ -90,7 +90,7 @@ def call(tool_name: str, **arguments: Any) -> str:
 
 
 def of_run(events: list[Event]) -> list[Event]:
-    """Those that whoever follows the run `r` is told."""
+    """Those that whoever follows the run `r` receives."""
     return [event for event in events if event.run_id == "r"]
 
 
@@ -107,7 +107,7 @@ def test_neither_ray_nor_a_process_is_needed() -> None:
 
 
 def test_a_run_is_followed_with_what_it_streams(cluster: LocalCluster) -> None:
-    """Given a tool that reports, then who follows its run is told the model's call as it streams and the reports; who
+    """Given a tool that reports, then who follows its run receives the model's call as it streams and the reports; who
     asks later for the events after one that he has gets the rest of the reports."""
 
     @tool(on_crash="rerun")
@@ -179,7 +179,7 @@ def test_events_say_who_asked() -> None:
 @pytest.mark.sweep
 def test_a_death_at_any_point_is_survived(agent: AgentSpec, effects: list[str]) -> None:
     """Given a run, when its session actor dies at any of the points that it passes, then the run completes, the model
-    is asked no question twice, and the tool has had its effect once, or the model is told that nobody knows."""
+    is asked no question twice, and the tool has had its effect once, or the model reads that nobody knows."""
     with LocalCluster() as clean:
         clean.spawn(agent, session_id="s").send(call("act", name="x")).result(PATIENCE, check=True)
         points = list(clean.points)
@@ -207,7 +207,7 @@ def test_the_death_of_a_service_at_any_point_is_survived(
     agent: AgentSpec, effects: list[str], service: str
 ) -> None:  # fmt: skip
     """Given a run, when a service dies at any of the points that its session actor passes, then the run completes, who
-    follows it is told all once, the tool has its effect once, and no model call is lost but with the gateway."""
+    follows it receives all once, the tool has its effect once, and no model call is lost but with the gateway."""
     with LocalCluster() as clean:
         clean.spawn(agent, session_id="s").send(call("act", name="x")).result(PATIENCE, check=True)
         points = list(clean.points)
@@ -216,11 +216,11 @@ def test_the_death_of_a_service_at_any_point_is_survived(
         with LocalCluster() as cluster:
             cluster.kill_at(at, service=service)
             session = cluster.spawn(agent, session_id="s")
-            told = list(session.send(call("act", name="x"), run_id="r"))
+            followed = list(session.send(call("act", name="x"), run_id="r"))
             assert session.run("r").result(PATIENCE, check=True).text == "offline: did x", at
             assert effects == ["x"], at
             events = session.events()
-            assert [event for event in told if event.seq] == of_run(events), at
+            assert [event for event in followed if event.seq] == of_run(events), at
             assert crashes(events) == 0, at
             assert cluster.points[: at + 1] == points[: at + 1], at
             again = sum(isinstance(event, ModelCallReissued) for event in events)

@@ -44,14 +44,14 @@ def check(cluster: LocalCluster, place: Path, result: RunResult) -> None:
 
 
 def test_it_files_what_is_new_and_tells_the_next_night(tmp_path: Path) -> None:
-    """Given reports, then the first night files each; the next one has nothing to do, and is told of the first."""
+    """Given reports, then the first night files each; the next one has nothing to do, and reads what the first did."""
     with LocalCluster() as cluster:
         check(cluster, tmp_path, night(cluster, tmp_path))
         fired = nightly(cluster, tmp_path).trigger()
         run = cluster.session(fired.session_id).run(fired.run_id)
         assert run.result(PATIENCE, check=True).text == "There is nothing new."
-        [told] = [message for message in cluster.session(fired.session_id).messages() if message.role == "user"]
-        assert "passed: a.txt is filed as bug b.txt is filed as wish" in str(told.content)
+        [prompt] = [message for message in cluster.session(fired.session_id).messages() if message.role == "user"]
+        assert "passed: a.txt is filed as bug b.txt is filed as wish" in str(prompt.content)
 
 
 @pytest.mark.sweep

@@ -1,4 +1,5 @@
-"""Loops and triage: what is compared and told, the Python API on the cluster in one process, and the commands."""
+"""Loops and triage: what is compared, what a firing reads, the Python API on the cluster in one process, and the
+commands."""
 
 from __future__ import annotations
 
@@ -88,8 +89,8 @@ def test_the_memory_is_the_fold_of_outcomes() -> None:
     assert ended(memory, LoopRun("r3", "failed", "again", 99)) is None
 
 
-def test_what_is_told_is_bounded() -> None:
-    """Given many long answers and failures, then what a firing is told has a limit, and is the same each time."""
+def test_what_a_firing_reads_is_bounded() -> None:
+    """Given many long answers and failures, then what a firing reads has a limit, and is the same each time."""
     runs = tuple(LoopRun(f"r{number}", "completed", "long " * 1000, number) for number in range(KEPT_RUNS))
     memory = LoopMemory("n", 10**9, 10**9, recent=runs, pending=("p",))
     entries = [
@@ -156,7 +157,7 @@ def test_the_loop_command(cluster: LocalCluster, command: Command) -> None:
     assert (once.exit_code, "offline: say hello" in once.stdout) == (0, True), once.output
     result = json.loads(command("loop", "say hello", "--every", "5m", "--once", "--json").stdout)
     assert result["status"] == "completed"
-    assert "1 attempted, 1 passed" in result["text"]  # the offline model says what it was told
+    assert "1 attempted, 1 passed" in result["text"]  # the offline model repeats what it reads
     shown = command("state", "show", name).stdout
     assert "2 attempted, 2 passed, 0 failed, 0 cancelled, 0 pending" in shown
     assert json.loads(command("state", "show", name, "--json").stdout)["memory"]["attempted"] == 2
@@ -199,7 +200,7 @@ def test_a_loop_at_work_is_not_fired_again(cluster: LocalCluster, command: Comma
 
 
 def test_a_loop_fires_by_itself(cluster: LocalCluster) -> None:
-    """Given a loop of a second, then each firing is told of those before it."""
+    """Given a loop of a second, then each firing reads of those before it."""
     loop = cluster.schedule("n", "tell", agent=AgentSpec(name="a"), every=1, max_firings=2, memory=True)
     deadline = time.monotonic() + PATIENCE
     while (memory := loop.memory()).passed < 2:
@@ -222,7 +223,7 @@ def test_a_loop_fires_by_itself(cluster: LocalCluster) -> None:
         (("triage", "resolve", "x", "--all"), 2, "say which"),
     ],
 )
-def test_mistakes_are_told(command: Command, words: tuple[str, ...], code: int, said: str) -> None:
+def test_mistakes_are_reported(command: Command, words: tuple[str, ...], code: int, said: str) -> None:
     """Given a mistake, then a command's exit code and its error say so, with `--json` as JSON."""
     done = command(*words, "--json")
     assert (done.exit_code, said in json.loads(done.stdout)["error"]["message"]) == (code, True), done.stdout

@@ -37,7 +37,7 @@ class Handle:
 
 
 class Ray:
-    """What Ray knows of the frames, and which of them it was told to kill."""
+    """What Ray knows of the frames, and which of them it was asked to kill."""
 
     def __init__(self, **handles: Handle) -> None:
         self.killed: list[Handle] = []

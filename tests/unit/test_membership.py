@@ -1,4 +1,4 @@
-"""The supervisor and its nodes, without Ray: who is lost, who joins, and what the node services are told."""
+"""The supervisor and its nodes, without Ray: who is lost, who joins, and what the node services receive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOST = 0.6
 
 
 class Node:
-    """A node service that answers unless it is silent, and remembers what it was told."""
+    """A node service that answers unless it is silent, and remembers what it received."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
@@ -48,7 +48,7 @@ class Node:
         self.named: dict[str, int] = {}
         self.hung: set[str] = set()
         self.generation = 0
-        self.told: list[tuple[int, int, list[str]]] = []
+        self.takeovers: list[tuple[int, int, list[str]]] = []
         self.deaths: list[str] = []
         self.causes: list[str] = []
         self.may_live: list[bool] = []
@@ -64,7 +64,7 @@ class Node:
 
     @property
     def nodes(self) -> list[str]:
-        return self.told[-1][2] if self.told else []
+        return self.takeovers[-1][2] if self.takeovers else []
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self.silent or (method == "request" and arguments[0] in self.hung):
@@ -83,7 +83,7 @@ class Node:
             return arguments[0]
         if method == "take_over":
             self.generation = arguments[0]
-            self.told.append(arguments)
+            self.takeovers.append(arguments)
             self.changed.set()
             return TakenOver()
         if method == "frame_died":
@@ -134,16 +134,16 @@ class Node:
                 await self.changed.wait()
 
     async def until_announced(self, nodes: list[str]) -> int:
-        """Wait until it was told that these are the nodes; returns the generation it was told with."""
+        """Wait until a takeover named these nodes; returns its generation."""
         async with asyncio.timeout(PATIENCE):
-            while not self.told or sorted(self.told[-1][2]) != nodes:
+            while not self.takeovers or sorted(self.takeovers[-1][2]) != nodes:
                 self.changed.clear()
                 await self.changed.wait()
-        return self.told[-1][0]
+        return self.takeovers[-1][0]
 
 
 class Frame:
-    """A frame on node `a` that lives until it is told not to."""
+    """A frame on node `a` that lives until a test ends it."""
 
     frame_id, node_id, placement, pid = "f", "a", "", 2
 
@@ -263,7 +263,7 @@ async def machinery(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machinery]
 async def supervised(
     found: Machinery, monkeypatch: pytest.MonkeyPatch, scaling: Scaling | None = None
 ) -> AsyncIterator[Machinery]:
-    """Such nodes, once all of them were told who is there."""
+    """Such nodes, once all of them know which nodes there are."""
     monkeypatch.setattr(supervising, "CENSUS_SECONDS", 0.02)
     monkeypatch.setattr(watching, "PROBE_SECONDS", 0.02)
     monkeypatch.setattr(supervising, "LOST_SECONDS", LOST)
@@ -284,9 +284,9 @@ async def supervised(
         await asyncio.gather(running, *supervisor._tasks, return_exceptions=True)
 
 
-async def test_a_node_service_without_its_port_is_told_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a service that can't have the port of its metrics, then who waits for the services is told, with time left:
-    the service has waited for it already."""
+async def test_a_node_service_without_its_port_is_reported_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a service that can't have the port of its metrics, then who waits for the services gets the error, with
+    time left: the service has waited for it already."""
     monkeypatch.setattr(supervising, "LEASE_SECONDS", 0.01)
     found = Machinery("a")
 
@@ -307,7 +307,7 @@ async def test_a_node_service_without_its_port_is_told_early(monkeypatch: pytest
 
 
 async def test_a_silent_node_is_lost(machinery: Machinery) -> None:
-    """Given three nodes, when one gives no answer, then the others are told under the next generation who is left."""
+    """Given three nodes, when one gives no answer, then the others learn under the next generation who is left."""
     generation = machinery.generation
     machinery.nodes["b"].silent = True
     assert await machinery.nodes["a"].until_announced(["a", "c"]) == generation + 1
@@ -325,15 +325,15 @@ async def test_a_node_that_ray_has_lost_is_lost_at_once(machinery: Machinery) ->
 
 
 async def test_a_lost_node_comes_back(machinery: Machinery) -> None:
-    """Given a node that was given up, when it answers again, then all are told under the next generation: one that has
-    not heard of it can take nothing that is at work there."""
+    """Given a node that was given up, when it answers again, then all are notified under the next generation: one that
+    has not heard of it can take nothing that is at work there."""
     machinery.nodes["b"].silent = True
     generation = await machinery.nodes["a"].until_announced(["a", "c"])
     machinery.nodes["b"] = Node("b")
     machinery.supervisor._joining.clear()  # type: ignore[attr-defined]
     for node in machinery.nodes.values():
         assert await node.until_announced(["a", "b", "c"]) == generation + 1
-    assert {told[0] for told in machinery.nodes["b"].told} == {generation + 1}
+    assert {takeover[0] for takeover in machinery.nodes["b"].takeovers} == {generation + 1}
 
 
 async def test_a_frame_that_was_made_for_a_lost_service_is_ended(machinery: Machinery) -> None:
@@ -413,24 +413,24 @@ async def test_a_lost_node_is_noticed_while_the_lease_is_not_renewed(
         node.hung = {"renew"}
     monkeypatch.setattr(supervising, "RENEW_SECONDS", 0.02)
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
-    asked, told = supervisor._ask, asyncio.Event()
+    asked, renewing = supervisor._ask, asyncio.Event()
 
     async def ask(method: str, *arguments: Any) -> Any:
         if arguments[0] == "renew":
-            told.set()
+            renewing.set()
         return await asked(method, *arguments)
 
     monkeypatch.setattr(supervisor, "_ask", ask)
-    await asyncio.wait_for(told.wait(), PATIENCE)
+    await asyncio.wait_for(renewing.wait(), PATIENCE)
     machinery.nodes["b"].silent = True
     await machinery.nodes["a"].until_announced(["a", "c"])
     assert machinery.abandoned == ["b"]
 
 
-async def test_a_death_is_told_until_it_is_dealt_with(machinery: Machinery) -> None:
-    """Given a frame, when it dies while its node service was just restarted and has no store, it is told again."""
+async def test_a_death_is_reported_until_it_is_dealt_with(machinery: Machinery) -> None:
+    """Given a frame, when it dies while its node service was just restarted and has no store, it is reported again."""
     node = machinery.nodes["a"]
-    node.refusals = [StaleGeneration("not taken up yet"), StoreUnreachable("away")]
+    node.refusals = [StaleGeneration("not adopted yet"), StoreUnreachable("away")]
     machinery.frame.died.set()
     async with asyncio.timeout(PATIENCE):
         while not node.deaths:
@@ -441,8 +441,8 @@ async def test_a_death_is_told_until_it_is_dealt_with(machinery: Machinery) -> N
 
 
 async def test_a_service_that_was_restarted_unnoticed_gets_the_credentials(machinery: Machinery) -> None:
-    """Given a node service that died during a `take_over`, when the repeated call reached the next process, then that is
-    told the rest too."""
+    """Given a node service that died during a `take_over`, when the repeated call reached the next process, then that
+    receives the rest too."""
     node = machinery.nodes["b"]
     await machinery.supervisor.register(ModelProfile("key", "secret"))  # type: ignore[attr-defined]
     node.process, node.profiles = 2, []
@@ -455,16 +455,16 @@ async def test_a_service_that_was_restarted_unnoticed_gets_the_credentials(machi
 
 
 async def test_a_profile_that_can_not_be_used_is_kept_by_nobody(machinery: Machinery) -> None:
-    """Given such a profile, when a client registers it, then that client is told, and services that start anew are
-    taken up as before; also if one of them refuses a profile that the others have taken."""
+    """Given such a profile, when a client registers it, then that client gets the error, and services that start
+    again are taken over as before; also if one of them refuses a profile that the others have taken."""
     supervisor, node = machinery.supervisor, machinery.nodes["b"]  # type: ignore[attr-defined]
     with pytest.raises(InvalidConfiguration):
         await supervisor.register(ModelProfile("bad", "key", "no url"))
     assert (list(supervisor.profiles), node.profiles) == ([], [])
     supervisor.profiles["bad"] = ModelProfile("bad", "key", "no url")
     node.refused = InvalidConfiguration("no")
-    node.process, told = 2, len(node.told)
-    await node.until(lambda: len(node.told) > told)
+    node.process, before = 2, len(node.takeovers)
+    await node.until(lambda: len(node.takeovers) > before)
 
 
 @pytest.mark.parametrize("reached", [True, False])
@@ -495,14 +495,14 @@ async def test_frames_live_while_a_supervisor_waits_for_the_store(at: str, monke
         async with asyncio.timeout(PATIENCE):
             while found.frame.probes < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert found.nodes["a"].told == []
+        assert found.nodes["a"].takeovers == []
     finally:
         await supervisor.stop()
         running.cancel()
         await asyncio.gather(running, *supervisor._tasks, return_exceptions=True)
 
 
-async def test_why_a_frame_died_is_told(machinery: Machinery) -> None:
+async def test_why_a_frame_died_is_reported(machinery: Machinery) -> None:
     """What Ray knows of the cause reaches the node service, which writes it into the session's log."""
     node = machinery.nodes["a"]
     machinery.frame.details = {"cause": "out_of_memory"}
@@ -527,7 +527,7 @@ async def test_a_process_that_is_not_reached_may_live(machinery: Machinery, reac
     assert node.may_live == [not reached]
 
 
-async def test_what_can_not_be_started_is_told(machinery: Machinery) -> None:
+async def test_what_can_not_be_started_is_reported(machinery: Machinery) -> None:
     """Given sessions that ask for what no node has, then their node service and the directory say why they wait."""
     node, supervisor = machinery.nodes["b"], machinery.supervisor  # type: ignore[attr-defined]
     machinery.obstacle = "no node has GPU 1"
@@ -541,8 +541,9 @@ async def test_what_can_not_be_started_is_told(machinery: Machinery) -> None:
 
 
 async def test_a_notice_of_the_cluster_begins_a_drain(machinery: Machinery) -> None:
-    """Given a node that the cluster will end in 60 s, then it is drained once, well before, and all nodes are told."""
-    told = {node_id: len(node.told) for node_id, node in machinery.nodes.items()}
+    """Given a node that the cluster will end in 60 s, then it is drained once, well before, and all nodes are
+    notified."""
+    before = {node_id: len(node.takeovers) for node_id, node in machinery.nodes.items()}
     began = time.time()
     machinery.noticed = {"b": 60.0}
     await asyncio.wait_for(machinery.asked.wait(), PATIENCE)
@@ -550,7 +551,7 @@ async def test_a_notice_of_the_cluster_begins_a_drain(machinery: Machinery) -> N
     assert 49 <= machinery.drains["b"]["deadline"] / 1e6 - began <= 50 + PATIENCE
     async with asyncio.timeout(PATIENCE):
         for node_id, node in machinery.nodes.items():
-            while len(node.told) == told[node_id]:
+            while len(node.takeovers) == before[node_id]:
                 node.changed.clear()
                 await node.changed.wait()
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
@@ -616,9 +617,9 @@ async def test_a_placement_that_nobody_uses_is_forgotten(machinery: Machinery, m
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-async def test_a_death_whose_watch_was_lost_is_told(machinery: Machinery, lost: int) -> None:
-    """Given a frame that died, and calls that should have told of it and were lost, when probes find nobody there, then
-    the frame is watched anew, each time, and its node's service hears of the death."""
+async def test_a_death_whose_watch_was_lost_is_reported(machinery: Machinery, lost: int) -> None:
+    """Given a frame that died, and calls that should have reported it and were lost, when probes find nobody there,
+    then the frame is watched again, each time, and its node's service hears of the death."""
 
     class Lost(Frame):
         watched = 0
@@ -691,7 +692,7 @@ async def test_what_a_frame_held_that_was_not_seen_to_start_goes_on(machinery: M
     assert machinery.tried[0] not in supervisor._known.frames
 
 
-async def test_a_frame_that_died_unseen_is_told_of_where_it_is_named(machinery: Machinery) -> None:
+async def test_a_frame_that_died_unseen_is_reported_where_it_is_named(machinery: Machinery) -> None:
     """Given a frame that died while nobody watched it, when a service names it, then what may be left of its process is
     killed, and only then the service hears of its death; of frames that live it hears nothing."""
     node = machinery.nodes["a"]
@@ -710,7 +711,7 @@ async def test_a_frame_is_not_judged_without_being_looked_for(
     machinery: Machinery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Given a frame that is known, when it becomes unknown while others are looked for, then it is looked for as well
-    before anybody is told that it is dead."""
+    before anybody hears that it is dead."""
     node, frames, looked = machinery.nodes["a"], machinery.frames, list[set[str]]()
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
 
@@ -727,7 +728,7 @@ async def test_a_frame_is_not_judged_without_being_looked_for(
     assert (node.deaths, machinery.pids) == (["gone"], {8})
 
 
-async def test_a_death_that_is_being_told_is_told_once(machinery: Machinery) -> None:
+async def test_a_death_that_is_being_reported_is_reported_once(machinery: Machinery) -> None:
     """Given a frame whose death is being dealt with, when its node's service names it, then nobody else deals with it:
     who saw it die knows more of it."""
     node = machinery.nodes["a"]
@@ -746,8 +747,8 @@ async def test_a_death_that_is_being_told_is_told_once(machinery: Machinery) -> 
 async def test_a_node_that_joins_is_named_under_the_next_generation_only(
     machinery: Machinery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given a node that joins while no generation can be taken, when others are told anew, then its name is not among
-    those of the present generation: whoever has not heard of it would take its sessions."""
+    """Given a node that joins while no generation can be taken, when others are notified again, then its name is not
+    among those of the present generation: whoever has not heard of it would take its sessions."""
     supervisor: Supervisor = machinery.supervisor  # type: ignore[attr-defined]
     node, going, asked = machinery.nodes["b"], asyncio.Event(), supervisor._ask
 
@@ -761,12 +762,12 @@ async def test_a_node_that_joins_is_named_under_the_next_generation_only(
     machinery.nodes["d"] = Node("d")
     await asyncio.wait_for(going.wait(), PATIENCE)
     supervisor._tasks.over("fence").cancel()  # as where it fails
-    told = len(node.told)
-    node.process = 2  # another process, which must be told
-    await node.until(lambda: len(node.told) > told)
-    generation, _, nodes = node.told[-1]
+    before = len(node.takeovers)
+    node.process = 2  # another process, which must be notified
+    await node.until(lambda: len(node.takeovers) > before)
+    generation, _, nodes = node.takeovers[-1]
     assert (generation, sorted(nodes)) == (supervisor.generation, ["a", "b", "c"])
-    assert machinery.nodes["d"].told == []
+    assert machinery.nodes["d"].takeovers == []
 
 
 async def test_a_supervisor_that_starts_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -782,7 +783,7 @@ async def test_a_supervisor_that_starts_is_heard_of(monkeypatch: pytest.MonkeyPa
         async with asyncio.timeout(PATIENCE):
             while found.nodes["a"].probes < 5:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert (supervisor.state, found.nodes["a"].told) == ("starting", [])
+        assert (supervisor.state, found.nodes["a"].takeovers) == ("starting", [])
     finally:
         await supervisor.stop()
         running.cancel()
@@ -790,7 +791,7 @@ async def test_a_supervisor_that_starts_is_heard_of(monkeypatch: pytest.MonkeyPa
 
 
 async def test_credentials_that_one_node_has_reach_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a supervisor that begins with no credentials, when one of its nodes brings some, then the others are told
+    """Given a supervisor that begins with no credentials, when one of its nodes brings some, then the others receive
     them, also those that it spoke with before."""
     found = Machinery("a", "b", "c")
     found.nodes["c"].brings = [ModelProfile("p", "sk-1", "http://endpoint/v1")]

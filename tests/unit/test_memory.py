@@ -22,7 +22,7 @@ def files(directory: Path, **contents: str) -> Path:
 
 
 def test_version_2(tmp_path: Path) -> None:
-    """A container's limit counts, its page cache does not, and the kernel's kills are told."""
+    """A container's limit counts, its page cache does not, and the kernel's kills are counted."""
     files(
         tmp_path, max="104857600\n", current=f"{80 * MIB}\n", stat=f"anon 1\ninactive_file {10 * MIB}\n",
         events="low 0\noom 3\noom_kill 2\n",

@@ -214,7 +214,7 @@ def inference(**labels: str) -> dict[str, str]:
     return {"gen_ai_operation_name": "chat", "gen_ai_request_model": "m", **labels}
 
 
-def test_errors_are_told_as_the_conventions_do() -> None:
+def test_errors_are_labelled_as_in_the_conventions() -> None:
     """A failed run has its error's code or its status, a tool call its outcome; a cancelled run has not failed."""
     metrics = Metrics()
     at = {"started_at": AT, "at": AT + 1_000_000, "agent": "a"}
@@ -480,7 +480,7 @@ def test_the_endpoint_speaks_what_the_client_asks_for(served: str) -> None:
 
 
 def test_the_endpoint_answers_probes_and_nothing_else(served: str) -> None:
-    """`/healthz` and `/readyz` say ok; an unknown path is told where to look."""
+    """`/healthz` and `/readyz` say ok; an unknown path is answered with 404."""
     assert fetch(f"{served}/healthz")[1] == "ok\n"
     assert fetch(f"{served}/readyz")[1] == "ok\n"
     with pytest.raises(urllib.error.HTTPError, match="404") as refused:
@@ -532,7 +532,7 @@ def test_a_port_that_is_taken_is_an_error(host: str) -> None:
 
 
 def test_a_port_is_had_again_while_connections_to_the_one_before_linger() -> None:
-    """A service that is started anew has its port at once, though the kernel still waits for the end of connections
+    """A service that is started again has its port at once, though the kernel still waits for the end of connections
     that the dead one has closed."""
     first = MetricsServer(Metrics().registry, 0)
     first.start()
@@ -550,6 +550,6 @@ def test_a_port_is_had_again_while_connections_to_the_one_before_linger() -> Non
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    """A host that can't be listened on is a mistake in the configuration, told as one."""
+    """A host that can't be listened on is a mistake in the configuration, reported as one."""
     with pytest.raises(InvalidConfiguration, match=re.escape("192.0.2.1")):
         MetricsServer(Metrics().registry, 0, "192.0.2.1")

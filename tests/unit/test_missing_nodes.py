@@ -12,7 +12,7 @@ from understudy.store.operations.draining import Drain
 
 
 def known(*nodes: str) -> Homes:
-    """A service on node `a` that has been told of these nodes."""
+    """A service on node `a` that knows these nodes."""
     found = Homes("a", lambda: True)
     found.learn_nodes(list(nodes))
     return found
@@ -77,7 +77,7 @@ def test_a_drained_node_is_not_missed() -> None:
 
 
 def test_who_has_just_begun_misses_nobody() -> None:
-    """Given the first list that a service is told, then nodes in it have not come in anybody's place."""
+    """Given the first list that a service receives, then nodes in it have not come in anybody's place."""
     assert known("a").missing == 0
 
 

@@ -18,7 +18,7 @@ def test_a_frames_name_says_where_it_is() -> None:
     assert frames_among(NAMES, "a-12") == []
 
 
-def test_stores_are_told_apart() -> None:
+def test_stores_are_distinguished() -> None:
     """Given an instance whose name begins like another's, then nothing of the one is taken for the other's."""
     assert supervised(NAMES) == {"a-1", "a-12"}
     assert served_on(NAMES, "n1") == ["a-1", "a-12"]

@@ -75,7 +75,7 @@ def verdict(case: Case) -> tuple[str, str]:
     try:
         value = Reader(case.schema, wrapped=False).read(case.reply.text or "", cut=case.reply.finish_reason == "length")
     except Rejected as rejected:
-        return (rejected.reason if rejected.problems else "(nothing is told)"), ""
+        return (rejected.reason if rejected.problems else "(no problems)"), ""
     return "", json.dumps(value)
 
 
@@ -171,8 +171,8 @@ def test_formats_are_checked(name: str, good: str, bad: str) -> None:
         read(json.dumps({"x": bad}))
 
 
-def test_problems_are_told_with_their_places_and_not_without_end() -> None:
-    """Given many and long problems, then ten are told, each with its place, shortened."""
+def test_problems_are_reported_with_their_places_and_not_without_end() -> None:
+    """Given many and long problems, then ten are reported, each with its place, shortened."""
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     with pytest.raises(Rejected) as raised:
         Reader(schema, wrapped=False).read(json.dumps({f"k{number}": "x" * 1000 for number in range(30)}))
@@ -232,7 +232,7 @@ def test_own_schemas_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "expected"),
     [
         (Functions, ["first: ", "second: "]),
         ("Item", ["is a text"]),
@@ -245,13 +245,13 @@ def test_own_schemas_stay_as_they_are() -> None:
         ({"const": float("nan")}, ["not JSON-compatible"]),
     ],
 )  # fmt: skip
-def test_unusable_types_are_refused_with_all_problems(kind: Any, told: list[str]) -> None:
+def test_unusable_types_are_refused_with_all_problems(kind: Any, expected: list[str]) -> None:
     """Given a type or a schema that can't be used, then compiling the agent names every problem."""
     with pytest.raises(InvalidSpec) as raised:
         compile_spec(AgentSpec(name="a", output_type=kind), model="offline", profile=None)
     problems = [item["problem"] for item in raised.value.details["problems"]]
-    assert all(any(text in problem for problem in problems) for text in told), problems
-    assert len(problems) >= len(told)
+    assert all(any(text in problem for problem in problems) for text in expected), problems
+    assert len(problems) >= len(expected)
 
 
 def test_what_contradicts_an_output_type_is_refused() -> None:
@@ -269,8 +269,8 @@ def test_what_contradicts_an_output_type_is_refused() -> None:
 
 
 def test_an_output_becomes_an_instance() -> None:
-    """Given data that fits the schema, then it is an instance of the type; where the type itself refuses it, that is
-    told with the data; a schema or no type leaves it as it is."""
+    """Given data that fits the schema, then it is an instance of the type; where the type itself refuses it, the
+    error has the data; a schema or no type leaves it as it is."""
     assert as_type({"name": "pen", "count": 2}, Item, "s") == Item(name="pen", count=2)
     assert as_type({"x": 1, "day": "2024-02-29"}, Point, "s") == Point(1.0, date(2024, 2, 29))
     assert as_type([1], list[int], "s") == [1]

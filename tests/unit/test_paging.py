@@ -101,7 +101,7 @@ def test_a_cached_session_does_not_hold_up_the_others() -> None:
 
 
 def test_returns_are_counted() -> None:
-    """A session that comes back to its window is a hit, to another frame a miss; one of the same id made anew knows
+    """A session that comes back to its window is a hit, to another frame a miss; a new one of the same id knows
     nothing."""
     slot = frame("a")
     made = paging(slot)

@@ -77,7 +77,7 @@ class TestFormat:
     """What a patch says."""
 
     def test_every_kind_of_change(self) -> None:
-        """Sections become changes, in order; headers, kept, removed and inserted lines are told apart."""
+        """Sections become changes, in order; headers, kept, removed and inserted lines are distinguished."""
         changes = parse_patch(PATCH)
         assert [(change.kind, change.path, change.move_to) for change in changes] == [
             (UPDATE, "src/app.py", None), (ADD, "notes/new.txt", None), ("*** Delete File: ", "old.py", None),
@@ -275,7 +275,7 @@ class TestDeaths:
 
     @pytest.mark.parametrize("step", range(8))
     def test_a_death_at_every_step(self, root: Path, step: int) -> None:
-        """Wherever it was killed: the files are as after the patch, once, and the model is told so."""
+        """Wherever it was killed: the files are as after the patch, once, and the model reads that."""
         died = dies_at(root, step)
         assert died == (step < 7)  # the journal, six steps of five files, and the journal's end
         said = find_out(context_of(root, PATCH))
@@ -308,7 +308,7 @@ class TestDeaths:
         assert (root / "z").read_text() == "z\n"
 
     def test_where_nobody_can_tell(self, root: Path) -> None:
-        """Files that fit neither state: the model is told to read them."""
+        """Files that fit neither state: the model is asked to read them."""
         (root / "src/app.py").write_text("other\n")
         with pytest.raises(ToolError, match="read them"):
             find_out(context_of(root, PATCH))

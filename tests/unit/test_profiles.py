@@ -117,7 +117,7 @@ async def test_what_a_model_is_declared_not_to_have_is_not_asked_of_it(name: str
 @pytest.mark.parametrize("protocol", ["chat", "responses", "anthropic"])
 def test_what_a_provider_made_of_an_answer_is_in_the_log(protocol: str, tmp_path: Path) -> None:
     """Given an agent that reasons before it calls a tool, then the endpoint gets its reasoning back, in the next round
-    and in a session that goes on from the store; what a follower of the run is told is void at no time."""
+    and in a session that goes on from the store; what a follower of the run receives is void at no time."""
     made = {"text": "I look.", "tool_calls": [["current_time", {}]], "reasoning": "Hm. " * 30}
     script = policy_from_script([made, {"text": "Seen.", "reasoning": "Well."}])
     spec = AgentSpec(name="a", model="m", tools=["current_time"])
@@ -127,10 +127,10 @@ def test_what_a_provider_made_of_an_answer_is_in_the_log(protocol: str, tmp_path
         for number in range(2):
             with LocalCluster(store, profiles=[profile]) as cluster:
                 run = cluster.spawn(spec, session_id="s").send(f"go {number}")
-                told = list(run)
+                events = list(run)
                 assert run.result(30, check=True).text == "Seen."
-            assert not [event for event in told if isinstance(event, StreamRestarted)]
-            deltas = sorted((e for e in told if isinstance(e, ReasoningDelta)), key=lambda delta: delta.request_key)
+            assert not [event for event in events if isinstance(event, StreamRestarted)]
+            deltas = sorted((e for e in events if isinstance(e, ReasoningDelta)), key=lambda delta: delta.request_key)
             thoughts = "".join(event.text for event in deltas)
             assert thoughts == "Hm. " * 30 + "Well."
         sent = [json.dumps(recorded.body) for recorded in server.requests]
@@ -149,11 +149,11 @@ async def test_a_fallback_answers_where_an_endpoint_does_not() -> None:
         fallbacks = (Fallback("unknown"), Fallback("q", "other", on=("overflow",)), Fallback("q", "other"))
         async with gateway(bad.url, fallbacks=fallbacks) as model:
             model.register(ModelProfile("q", KEY, good.url, protocol="anthropic"))
-            told: list[Piece] = []
-            answer = await model.call(request(), told.append, told.clear)
+            pieces: list[Piece] = []
+            answer = await model.call(request(), pieces.append, pieces.clear)
         assert (bad.count, good.count) == (4, 1)
         assert good.requests[0].body["model"] == "other"
-    assert "".join(piece.text for piece in told) == answer.content == "word " * 40
+    assert "".join(piece.text for piece in pieces) == answer.content == "word " * 40
     assert (answer.profile, answer.model, answer.provider) == ("q", "other", "anthropic")
 
 

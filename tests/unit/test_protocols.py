@@ -67,7 +67,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 
 
 async def transcript(protocol: str, script: list[dict[str, Any]], **more: Any) -> tuple[Any, ...]:
-    """What is said, told and counted in a conversation, and which messages its model was sent."""
+    """What is said, streamed and counted in a conversation, and which messages its model was sent."""
     sent: list[Any] = []
     play = policy_from_script(script)
 
@@ -82,9 +82,9 @@ async def transcript(protocol: str, script: list[dict[str, Any]], **more: Any) -
         async with gateway(server.url, protocol=protocol) as model:
             answers = []
             for number, _ in enumerate(script, 1):
-                told: list[Piece] = []
-                answer = await model.call(request_of(said, **more), told.append)
-                parts = added_up(told)
+                pieces: list[Piece] = []
+                answer = await model.call(request_of(said, **more), pieces.append)
+                parts = added_up(pieces)
                 streamed = [(parts.text(kind)) for kind in (TEXT, REASONING, CALL)]
                 streamed[0] = streamed[0] or (answer.extra or {}).get("refusal", "")
                 answers.append((answer.content, answer.tool_calls, answer.finish_reason, answer.usage, streamed))
@@ -156,16 +156,16 @@ async def test_lengths_forms_and_errors(protocol: str) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_faults(protocol: str) -> None:
     """Given streams that are cut, fall silent or have garbage in them, then the first two are made again, and what was
-    told is void; the last is reported."""
+    streamed is void; the last is reported."""
     script = [{"text": "word " * 100, "tool_calls": [["look", {"a": 1}]]}]
     for faults in (Faults(cut_stream=0.5, cut_at=4), Faults(stall=0.5)):
         with OfflineServer(policy_from_script(script), faults=faults, chunk_delay=0.0005) as server:
             async with gateway(server.url, protocol=protocol) as model:
-                told: list[Piece] = []
+                pieces: list[Piece] = []
                 for _ in range(3):
-                    told.clear()
-                    answer = await model.call(request(stall=0.3), told.append, told.clear)
-                    assert added_up(told).text(TEXT) == answer.content == "word " * 100
+                    pieces.clear()
+                    answer = await model.call(request(stall=0.3), pieces.append, pieces.clear)
+                    assert added_up(pieces).text(TEXT) == answer.content == "word " * 100
             assert server.stats.requests > 3
     with OfflineServer(policy_from_script(script), faults=Faults(malformed=1.0)) as server:
         async with gateway(server.url, protocol=protocol) as model:

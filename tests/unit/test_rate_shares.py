@@ -155,8 +155,8 @@ def test_all_of_a_limit_is_used() -> None:
     assert [node.pace.rates(now).requests for node in nodes.values()] == pytest.approx([28.5, 28.5], rel=0.25)
 
 
-def test_a_refusal_is_told_to_all() -> None:
-    """Given a node that was told to send nothing for a time, when it reports, then the others are sent that at once,
+def test_a_refusal_reaches_all() -> None:
+    """Given a node that must send nothing for a time, when it reports, then the others are sent that at once,
     and not again for what is the same stop."""
     ledger = RateLedger(0)
     ledger.between(("a", "b"), 0.0)

@@ -79,7 +79,7 @@ def client(answer: Any) -> Any:
 
 
 async def test_a_reply_of_another_shape_is_refused_with_its_place() -> None:
-    """Given replies in which one field is wrong, or is missing, when a client reads them, then it is told which one."""
+    """Given replies in which one field is wrong, or is missing, when a client reads them, then the error names it."""
     good = packed(run_record())
     assert await client(good).read(reads.RunRecord, "run", "s", "r") == run_record()
     with pytest.raises(InvalidInput, match=r"result of read run is not understood: Expected `int`.*`\$\.rounds`"):

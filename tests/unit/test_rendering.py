@@ -48,7 +48,7 @@ def test_doctor_warns_of_services_with_other_settings(capsys: pytest.CaptureFixt
 
 
 def test_doctor_refuses_what_the_services_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endpoint that can't be used is told before anything starts, with its address and what is wrong with it."""
+    """An endpoint that can't be used is reported before anything starts, with its address and what is wrong with it."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-dummy")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://10.0.0.256:8000/v1")
     found = doctor._model(Settings("sqlite:///x", "gpt"))

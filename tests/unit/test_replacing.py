@@ -44,7 +44,7 @@ class Actor:
 
 
 class Ray:
-    """What Ray knows of actors, by their names, and which of them it was told to end."""
+    """What Ray knows of actors, by their names, and which of them it was asked to end."""
 
     def __init__(self, settings: Settings) -> None:
         self.names = supervisor_name(settings.instance), node_name(settings.instance, "n1")
@@ -130,7 +130,7 @@ def test_services_that_began_meanwhile_are_not_ended(ray: Ray, settings: Setting
 
 
 def test_services_that_are_ended_while_they_are_asked_are_not_waited_for(ray: Ray, settings: Settings) -> None:
-    """Given services that another `up --keep` ends, and starts anew, while this one asks for their settings, then this
+    """Given services that another `up --keep` ends, and starts again, while this one asks for their settings, then this
     one waits for no answer of theirs, and ends none of the new ones; what it asks from then on, the new ones answer
     only if it is not about to end services."""
     old = ray.start(1, settings={"UNDERSTUDY_MAX_ACTORS": "7"})
@@ -203,12 +203,12 @@ def test_up_that_finds_others_services_does_not_keep_them(
     without `--keep` it names the difference; with the same settings it keeps them until they are gone."""
     store = ("--store", settings.store)
     cluster = Running("UNDERSTUDY_MAX_ACTORS=7")
-    code, told = up(monkeypatch, cluster, "--keep", *store)
-    assert (code, told["error"]["code"], cluster.kept) == (1, "conflict", 0)
-    assert "started them meanwhile" in told["error"]["message"]
+    code, output = up(monkeypatch, cluster, "--keep", *store)
+    assert (code, output["error"]["code"], cluster.kept) == (1, "conflict", 0)
+    assert "started them meanwhile" in output["error"]["message"]
     assert replaced == [True]
-    code, told = up(monkeypatch, cluster, *store)
-    assert (code, told["different_settings"]) == (0, ["UNDERSTUDY_MAX_ACTORS=7"])
+    code, output = up(monkeypatch, cluster, *store)
+    assert (code, output["different_settings"]) == (0, ["UNDERSTUDY_MAX_ACTORS=7"])
     cluster = Running()
     assert up(monkeypatch, cluster, "--keep", *store)[0] == 0
     assert cluster.kept == -1
@@ -237,6 +237,6 @@ def test_nothing_is_ended_for_a_store_that_can_not_be_used(
     with sqlite3.connect(path) as connection:
         connection.execute(change)
     connection.close()
-    found, told = up(monkeypatch, Running(), *store)
-    assert (found, told["error"]["code"]) == (1, code)
+    found, output = up(monkeypatch, Running(), *store)
+    assert (found, output["error"]["code"]) == (1, code)
     assert replaced == [False]

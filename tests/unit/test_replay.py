@@ -137,7 +137,7 @@ def test_no_more_begin_at_once_than_one_transaction_takes() -> None:
     assert len(asked(execution)) == 2
 
 
-def test_changed_code_is_told_what_the_record_has_in_its_place() -> None:
+def test_the_error_for_changed_code_names_what_the_record_has() -> None:
     """A step with other arguments, another step, and one that is gone each name both."""
 
     async def before(ctx: WorkflowContext) -> None:
@@ -170,7 +170,7 @@ def test_changed_code_is_told_what_the_record_has_in_its_place() -> None:
 
 
 def test_a_result_the_code_does_not_wait_for_is_a_divergence() -> None:
-    """Code that skips a step that the record has a result of is told so."""
+    """Code that skips a step that the record has a result of gets an error that says so."""
 
     async def before(ctx: WorkflowContext) -> None:
         await ctx.gather(ctx.tool(step, "a"), ctx.tool(step, "b"))
@@ -186,8 +186,8 @@ def test_a_result_the_code_does_not_wait_for_is_a_divergence() -> None:
 
 
 def test_patched_is_true_for_new_runs_and_false_for_those_that_were_here() -> None:
-    """A run whose record goes on behind a patch keeps the old branch, for ever; one that comes there anew has the
-    new one, for ever."""
+    """A run whose record goes on behind a patch keeps the old branch, for ever; one that comes there for the first
+    time has the new one, for ever."""
 
     async def old(ctx: WorkflowContext) -> Any:
         await ctx.tool(step, "first")

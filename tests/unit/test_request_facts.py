@@ -1,4 +1,4 @@
-"""What is told of a model request: where it went and how the model was set, never a secret, never what was said."""
+"""What is recorded of a model request: where it went and how the model was set, never a secret, never what was said."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_server_is_a_host_and_a_port(url: str, server: tuple[str, int]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "recorded"),
     [
         ({}, {}),
         ({"temperature": 0, "top_p": 0.5}, {"temperature": 0.0, "top_p": 0.5}),
@@ -48,9 +48,9 @@ def test_a_server_is_a_host_and_a_port(url: str, server: tuple[str, int]) -> Non
         ({"temperature": float("nan"), "user": "me@example.com", "metadata": {"key": "sk-1"}}, {}),
     ],
 )
-def test_parameters_that_are_told(given: dict[str, Any], told: dict[str, Any]) -> None:
+def test_parameters_that_are_recorded(given: dict[str, Any], recorded: dict[str, Any]) -> None:
     """Those that the conventions name, under one name each; what has another type than it should is left out."""
-    assert recorded_parameters(given) == told
+    assert recorded_parameters(given) == recorded
 
 
 VALUES = st.recursive(
@@ -63,7 +63,7 @@ NAMES = ["temperature", "max_tokens", "seed", "stop", "reasoning", "reasoning_ef
 
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES))
 def test_whatever_a_hook_asks_for(parameters: dict[str, Any]) -> None:
-    """Nothing in a request makes this fail, and what is told is numbers and short words."""
+    """Nothing in a request makes this fail, and what is recorded is numbers and short words."""
     for value in recorded_parameters(parameters).values():
         words = value if isinstance(value, list) else [value]
         assert all(isinstance(word, (int, float)) or len(word) <= STOP_CHARACTERS for word in words)

@@ -60,29 +60,29 @@ def request_of(messages: list[Message], **more: Any) -> ModelRequest:
 
 
 class Heard:
-    """What a call's caller is told, in order."""
+    """What a call's caller receives, in order."""
 
     def __init__(self) -> None:
-        self.told: list[str | Piece] = []
+        self.received: list[str | Piece] = []
         self.responded = asyncio.Event()
 
     def respond(self, response: KeptResponse | None) -> None:
         if response is not None:
             assert (response.profile, response.model) == ("p", "offline")
-            self.told.append(response.id)
+            self.received.append(response.id)
             self.responded.set()
 
     def call(self, model: Gateway, asked: ModelRequest) -> Any:
-        return model.call(asked, self.told.append, lambda: self.told.append("restart"), self.respond)
+        return model.call(asked, self.received.append, lambda: self.received.append("restart"), self.respond)
 
     @property
     def text(self) -> str:
-        return added_up([piece for piece in self.told if isinstance(piece, Piece)]).text(TEXT)
+        return added_up([piece for piece in self.received if isinstance(piece, Piece)]).text(TEXT)
 
     @property
     def words(self) -> list[str]:
         """Restarts, and ids of responses."""
-        return [one for one in self.told if isinstance(one, str)]
+        return [one for one in self.received if isinstance(one, str)]
 
 
 # Calls that succeed
@@ -135,13 +135,13 @@ async def test_a_call_from_end_to_end() -> None:
 
 
 async def test_reasoning_streams_and_a_reply_that_is_cut_off_says_so() -> None:
-    """Reasoning is told as it comes; an incomplete response is one that reached its longest length."""
+    """Reasoning is passed on as it comes; an incomplete response is one that reached its longest length."""
     script = [{"reasoning": "long thoughts " * 10, "text": "words " * 100}]
     with OfflineServer(policy_from_script(script)) as server:
         async with responses(server.url) as model:
             heard = Heard()
             answer = await heard.call(model, request(parameters={"max_tokens": 50}))
-    pieces = added_up([piece for piece in heard.told if isinstance(piece, Piece)])
+    pieces = added_up([piece for piece in heard.received if isinstance(piece, Piece)])
     assert pieces.text(REASONING) == "long thoughts " * 10
     assert (answer.content, answer.finish_reason) == (("words " * 100)[:200], "length")
     assert answer.usage.cached_tokens == 0
@@ -253,8 +253,8 @@ def test_a_request_is_a_function_of_its_messages(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("events", [1, 2, 3, 7, 50])
 async def test_a_lost_connection_is_no_lost_response(events: int) -> None:
-    """Given connections that are lost after some events each, then the model is asked once, the id is told first, and
-    what follows goes on where it was."""
+    """Given connections that are lost after some events each, then the model is asked once, the id is reported first,
+    and what follows goes on where it was."""
     faults = Faults(cut_stream=1.0, cut_at=events)
     with OfflineServer(policy_from_script(SCRIPT), chunk_delay=0.0005, faults=faults) as server:
         async with responses(server.url, background=True) as model:
@@ -262,14 +262,14 @@ async def test_a_lost_connection_is_no_lost_response(events: int) -> None:
             answer = await heard.call(model, request())
         assert (server.stats.requests, server.requests[0].body["background"]) == (1, True)
         assert server.stats.fetches > 0 or events == 50
-    assert heard.told[0] == answer.response_id
+    assert heard.received[0] == answer.response_id
     assert heard.words == [answer.response_id]
     assert heard.text == answer.content == "I look. " * 20
     assert (answer.background, len(answer.tool_calls)) == (True, 2)
 
 
-async def test_events_that_come_again_are_not_told_again() -> None:
-    """Given an endpoint that sends a response from its beginning again, then nothing is told twice."""
+async def test_events_that_come_again_are_not_passed_on_again() -> None:
+    """Given an endpoint that sends a response from its beginning again, then nothing is passed on twice."""
     delta = {"type": "response.output_text.delta", "sequence_number": 1, "delta": "one "}
     begun = [{"type": "response.created", "sequence_number": 0, "response": {"id": "r"}}, delta]
     over = {"type": "response.completed", "sequence_number": 2, "response": {"id": "r", "output": ITEMS[1:2]}}
@@ -279,7 +279,7 @@ async def test_events_that_come_again_are_not_told_again() -> None:
     ):
         heard = Heard()
         answer = await heard.call(model, request())
-    assert heard.told == ["r", Piece(TEXT, "one ")]
+    assert heard.received == ["r", Piece(TEXT, "one ")]
     assert (answer.content, answer.retries) == ("one ", 1)
 
 
@@ -328,8 +328,8 @@ async def test_a_fetch_needs_a_place_but_no_turn_of_the_limit() -> None:
     assert (use.waiting, use.used.requests) == (0, 0.0)
 
 
-async def test_a_response_that_is_lost_is_asked_for_anew() -> None:
-    """Given an id that the endpoint does not know (any more), then the call is made anew, and its id is told."""
+async def test_a_response_that_is_lost_is_asked_for_again() -> None:
+    """Given an id that the endpoint does not know (any more), then the call is made again, and its id is reported."""
     with OfflineServer(policy_from_script(SCRIPT), faults=Faults(lost_ids=0.7, cut_stream=0.7)) as server:
         async with responses(server.url, background=True) as model:
             heard = Heard()
@@ -350,7 +350,7 @@ async def test_an_endpoint_that_falls_silent_is_asked_for_the_whole() -> None:
             answer = await heard.call(model, request(stall=0.2))
         assert server.stats.requests == 1
     assert heard.words == [answer.response_id, "restart"]
-    rest = heard.told[heard.told.index("restart") :]
+    rest = heard.received[heard.received.index("restart") :]
     assert added_up([piece for piece in rest if isinstance(piece, Piece)]).text(TEXT) == answer.content
 
 
@@ -394,7 +394,7 @@ async def test_an_aborted_call_is_cancelled_at_the_endpoint() -> None:
 @pytest.mark.parametrize("fallback", ["has it", "has lost it", "fails", "is not known"])
 async def test_a_fallbacks_response_is_fetched_there(fallback: str) -> None:
     """Given a call with a response of a fallback, then it is fetched there, and no model is asked; if the fallback does
-    not have it any more, its model is asked anew; where that fails, or nobody knows it, the call is made anew."""
+    not have it any more, its model is asked again; where that fails, or nobody knows it, the call is made again."""
     with OfflineServer() as own, OfflineServer() as spare:
         profile = ModelProfile("q", KEY, spare.url, protocol="responses", background=True)
         async with responses(own.url, background=True, fallbacks=(Fallback("q", "other"),)) as model:
@@ -409,32 +409,32 @@ async def test_a_fallbacks_response_is_fetched_there(fallback: str) -> None:
         async with responses(own.url, background=True, fallbacks=(Fallback("q", "other"),)) as model:
             if fallback != "is not known":
                 model.register(profile)
-            told: list[KeptResponse | None] = []
-            answer = await model.call(asked, on_response=told.append)
+            reported: list[KeptResponse | None] = []
+            answer = await model.call(asked, on_response=reported.append)
         counts = own.count, spare.count
     if fallback == "has it":
-        assert (answer.response_id, counts, told) == (made.response_id, (0, 1), [])
+        assert (answer.response_id, counts, reported) == (made.response_id, (0, 1), [])
     elif fallback == "has lost it":
-        assert (counts, told) == ((0, 2), [KeptResponse(answer.response_id, "q", "other")])
+        assert (counts, reported) == ((0, 2), [KeptResponse(answer.response_id, "q", "other")])
     else:
         own_response = KeptResponse(answer.response_id, "p", "offline")
-        assert (counts[0], told[-1]) == (1, own_response)
-        assert told[:-1] == [None]
+        assert (counts[0], reported[-1]) == (1, own_response)
+        assert reported[:-1] == [None]
     assert (answer.profile, answer.model) == (("q", "other") if fallback in ("has it", "has lost it") else ("", ""))
 
 
 @pytest.mark.parametrize("profile", ["unknown", "p", "q"])
 async def test_an_answer_is_not_of_a_response_that_nobody_can_fetch(profile: str) -> None:
     """Given a response at a profile that this gateway does not know, or that keeps no responses any more, be it the
-    request's own, then who asks is told, before anything comes, that the call has no response, and its own endpoint is
-    asked."""
+    request's own, then who asks learns, before anything comes, that the call has no response, and its own endpoint
+    is asked."""
     with OfflineServer() as server:
         async with gateway(server.url) as model:
             model.register(ModelProfile("q", KEY, server.url))
-            told: list[object] = []
+            received: list[object] = []
             asked = request(response=KeptResponse("resp-1", profile, "m"))
-            answer = await model.call(asked, told.append, None, told.append)
-    assert told[0] is None
+            answer = await model.call(asked, received.append, None, received.append)
+    assert received[0] is None
     assert (answer.profile, server.count) == ("", 1)
 
 
@@ -459,15 +459,15 @@ async def test_a_response_is_cancelled_where_a_call_fails_for_good() -> None:
     with OfflineServer() as server:
         server.hold()
         async with responses(server.url, background=True) as model:
-            told: list[KeptResponse | None] = []
-            await failure_of(model.call(request(deadline=0.2), on_response=told.append), ModelUnavailable)
+            reported: list[KeptResponse | None] = []
+            await failure_of(model.call(request(deadline=0.2), on_response=reported.append), ModelUnavailable)
             await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 1)
         async with responses(server.url, background=True) as model:
-            call = asyncio.create_task(model.call(request("x"), on_response=told.append))
-            await until(lambda: len(told) == 2)
+            call = asyncio.create_task(model.call(request("x"), on_response=reported.append))
+            await until(lambda: len(reported) == 2)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-            await failure_of(model.call(request("x", deadline=0.2, response=told[1])), ModelUnavailable)
+            await failure_of(model.call(request("x", deadline=0.2, response=reported[1])), ModelUnavailable)
             await asyncio.to_thread(server.wait, lambda stats: stats.cancelled == 2)
         server.release()
     over = {"type": "response.failed", "response": {"id": "r", "status": "failed", "error": {"code": "invalid_prompt"}}}
@@ -492,7 +492,7 @@ def events_of(*events: dict[str, Any]) -> bytes:
 
 
 async def test_errors_in_the_stream() -> None:
-    """A response that failed is made anew, unless its error is final; so is one that was cancelled."""
+    """A response that failed is made again, unless its error is final; so is one that was cancelled."""
     created = {"type": "response.created", "sequence_number": 0, "response": {"id": "r"}}
     good = events_of(created, {"type": "response.completed", "response": {"id": "r", "output": ITEMS[1:2]}})
 

@@ -82,7 +82,7 @@ def test_stuck_after_k_deaths_without_progress(stuck_after: int) -> None:
 
 @given(st.integers(1, 6))
 def test_open_calls_are_aborted_once_before(stuck_after: int) -> None:
-    """With open calls the K-th gives these up and begins to count anew; the next time it is the end."""
+    """With open calls the K-th gives these up and restarts the count; the next time it is the end."""
     policy = {**POLICY, "stuck_after": stuck_after, "max_restarts": 1000}
     once = ["resume"] * (stuck_after - 1)
     found = life([(SECOND, False, False, 1)] * 20, policy)

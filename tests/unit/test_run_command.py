@@ -95,8 +95,8 @@ def test_a_session_is_continued_as_it_is(run: Run, cluster: LocalCluster) -> Non
 
 
 def test_a_session_goes_on_as_another_agent(run: Run, cluster: LocalCluster) -> None:
-    """Given options of an agent and a session that exists, then it goes on as that agent, and what differs is told;
-    nothing is told where nothing differs."""
+    """Given options of an agent and a session that exists, then it goes on as that agent, and what differs is shown;
+    nothing is shown where nothing differs."""
     assert run("one", "--session", "s", "--instructions", "Be brief.").exit_code == 0
     assert "another agent" not in run("two", "--session", "s", "--instructions", "Be brief.").stderr
     assert "another agent: instructions" in run("three", "--session", "s", "--instructions", "Be long.").stderr
@@ -156,7 +156,7 @@ def test_a_run_that_failed_says_why_once_and_how_it_is_done_again(run: Run, clus
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "problem"),
     [
         ((), "say what to do"),
         ((" ",), "content"),
@@ -169,12 +169,12 @@ def test_a_run_that_failed_says_why_once_and_how_it_is_done_again(run: Run, clus
     ],
 )
 def test_what_is_refused_changes_nothing(
-    run: Run, cluster: LocalCluster, arguments: tuple[str, ...], told: str
+    run: Run, cluster: LocalCluster, arguments: tuple[str, ...], problem: str
 ) -> None:  # fmt: skip
-    """Wrong usage is told, all of it at once, with exit code 2 and without a session."""
+    """Wrong usage is reported, all of it at once, with exit code 2 and without a session."""
     done = run(*arguments)
     assert done.exit_code == 2
-    assert told in " ".join(done.stderr.split())
+    assert problem in " ".join(done.stderr.split())
     assert ids(cluster) == []
 
 
@@ -355,7 +355,7 @@ def test_text_and_progress_do_not_share_a_line(monkeypatch: pytest.MonkeyPatch) 
     assert terminal.written.splitlines() == lines
 
 
-class Told:
+class FixedRun:
     """A run whose events are these."""
 
     def __init__(self, *events: Event) -> None:
@@ -370,7 +370,7 @@ class Told:
 
 def test_only_the_text_of_answers_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a call for something else, a call whose text comes before the event of its start, and one that was lost,
-    then the terminal has the answers' text, in order, with what is void told."""
+    then the terminal has the answers' text, in order, and a line says what is void."""
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setattr("sys.stderr", terminal)
@@ -383,7 +383,7 @@ def test_only_the_text_of_answers_is_shown(monkeypatch: pytest.MonkeyPatch) -> N
         TextDelta(request_key="s/r/2/2", text="Hello"),
     )
     unused: Any = None
-    run: Any = Told(*events)
+    run: Any = FixedRun(*events)
     assert following.Following(unused, unused, run, Screen(streams=True), False).result() == "ended"
     lines = terminal.written.splitlines()
     assert [lines[1], lines[3]] == ["Hel", "Hello"]
@@ -408,15 +408,15 @@ def test_reasoning_is_shown_to_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) 
             ToolCallDelta(request_key="s/r/1/1", tool="secret", arguments="{}"),
         )
         unused: Any = None
-        run: Any = Told(*events)
+        run: Any = FixedRun(*events)
         screen = Screen(streams=True, thinks=thinks)
         assert following.Following(unused, unused, run, screen, False).result() == "ended"
         lines = re.sub(r"\x1b\[\d*m", "", terminal.written).splitlines()
         assert lines == (["I wonder", "Hello"] if thinks else ["Hello"])
 
 
-def test_reports_are_told_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given what tools report, then a person at a terminal is told of it, and no file is."""
+def test_reports_are_shown_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given what tools report, then a person at a terminal sees it, and no file gets it."""
     reports = (
         (ToolProgress(tool="count", fraction=0.5, text="half"), "  count: 50% half"),
         (ToolProgress(tool="count"), "  count:"),
@@ -424,12 +424,12 @@ def test_reports_are_told_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
     )
     for is_terminal in (True, False):
         monkeypatch.setattr(following.errors, "_force_terminal", is_terminal)
-        told = [(line, "dim") if is_terminal else None for _, line in reports]
-        assert [progress(event) for event, _ in reports] == told
+        expected = [(line, "dim") if is_terminal else None for _, line in reports]
+        assert [progress(event) for event, _ in reports] == expected
 
 
-def test_what_is_told_of_events() -> None:
-    """Crashes, recoveries and failed tools are told; a tool that succeeded, and a first activation, are not."""
+def test_which_events_are_shown() -> None:
+    """Crashes, recoveries and failed tools are shown; a tool that succeeded, and a first activation, are not."""
     assert progress(SessionActivated(cause="ready")) is None
     assert progress(ToolFinished(tool="a")) is None
     restored = progress(SessionActivated(cause="resume", down=23_000, epoch=2))

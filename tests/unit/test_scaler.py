@@ -60,7 +60,8 @@ async def test_nodes_are_asked_for_until_they_come(monkeypatch: pytest.MonkeyPat
 
 async def test_a_node_without_work_is_drained_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given two nodes that rest, then the one that is not the supervisor's is drained; when nothing is left there, its
-    service is ended, the others are told under the next generation, and it gets no other service while it is there."""
+    service is ended, the others are notified under the next generation, and it gets no other service while it is
+    there."""
     found = Machinery("a", "b")
     for node in found.nodes.values():
         node.demand = RESTING
@@ -75,7 +76,7 @@ async def test_a_node_without_work_is_drained_and_left(monkeypatch: pytest.Monke
         asked = found.nodes["b"].asked
         await asyncio.sleep(0.3)  # that nothing happens can't be awaited
         assert found.nodes["b"].asked <= asked + 1
-        assert sorted(found.nodes["a"].told[-1][2]) == ["a"]
+        assert sorted(found.nodes["a"].takeovers[-1][2]) == ["a"]
 
 
 async def test_a_node_that_was_left_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

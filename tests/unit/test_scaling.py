@@ -105,7 +105,7 @@ def test_the_weakest_node_goes_after_a_quiet_time() -> None:
     assert sizing.decide([nodes[0], nodes[2]], (), 9 * DOWN).give_up == ""
 
 
-def test_a_busy_moment_begins_the_quiet_time_anew() -> None:
+def test_a_busy_moment_restarts_the_quiet_time() -> None:
     """Given nodes with little to do, when they have much to do for a moment, then the time counts from there."""
     sizing = Sizing(LIMITS, "a", 0.0)
     quiet, busy = [node("a"), node("b")], [node("a", busy=4), node("b", busy=4)]

@@ -382,7 +382,7 @@ def test_what_is_triggered_and_skipped(cluster: LocalCluster, command: Command) 
         (("create", "n", "x", "--every", "5m", "--session", "nobody"), 1, "there is no session 'nobody'"),
     ],
 )
-def test_mistakes_are_told(command: Command, words: tuple[str, ...], code: int, said: str) -> None:
+def test_mistakes_are_reported(command: Command, words: tuple[str, ...], code: int, said: str) -> None:
     """Given a mistake, then a command's exit code and its error say so, with `--json` as JSON."""
     done = command(*words, "--json")
     assert (done.exit_code, said in json.loads(done.stdout)["error"]["message"]) == (code, True), done.stdout

@@ -75,7 +75,7 @@ def test_a_folder_or_a_folder_of_folders(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "body", "told"),
+    ("fields", "body", "problem"),
     [
         ("description: d", "b", "name must be"),
         ("name: Not_This\ndescription: d", "b", "name must be"),
@@ -90,10 +90,10 @@ def test_a_folder_or_a_folder_of_folders(make: Make) -> None:
         ("name: a\ndescription: d", "x" * 50_001, "move parts to files"),
     ],
 )
-def test_a_skill_that_is_none_is_refused(make: Make, fields: str, body: str, told: str) -> None:
+def test_a_skill_that_is_none_is_refused(make: Make, fields: str, body: str, problem: str) -> None:
     """What is wrong is said with the file, and the line where there is one; the agent is refused."""
     folder = make(fields=fields, body=body)
-    with pytest.raises(InvalidSpec, match=told) as raised:
+    with pytest.raises(InvalidSpec, match=problem) as raised:
         compiled(folder)
     assert str(folder) in str(raised.value)
 
@@ -187,13 +187,13 @@ async def test_a_skill_is_read(make: Make) -> None:
     first = await load_skill("pdf", context, file="notes.txt")
     assert first.endswith(f"[… 5 more characters: offset {LONGEST_PIECE} …]")
     assert await load_skill("pdf", context, file="notes.txt", offset=LONGEST_PIECE) == "é" * 5
-    for arguments, told in [
+    for arguments, problem in [
         ({"name": "pfd"}, r"no skill 'pfd' \(did you mean 'pdf'\?\); there are: pdf"),
         ({"name": "pdf", "file": "scripts/fil.sh"}, "did you mean 'scripts/fill.sh'"),
         ({"name": "pdf", "file": "../../etc/passwd"}, "has no file"),
         ({"name": "pdf", "file": "picture.png"}, "is no text"),
     ]:
-        with pytest.raises(ToolError, match=told):
+        with pytest.raises(ToolError, match=problem):
             await load_skill(context=context, **arguments)
 
 

@@ -108,7 +108,7 @@ def test_scarce_frames_are_given_back_soon() -> None:
 
 
 def test_a_placement_that_can_not_be_had_holds_up_nobody() -> None:
-    """It is tried again now and then with one frame, takes no place of others, and why is told until it works."""
+    """It is tried again now and then with one frame, takes no place of others, and reports why until it works."""
     stock = Stock(4, 8, 2)
     demand = {"": Demand(acting=5, standby=2), GPU: Demand(ready=500)}
     assert stock.decide(demand, NONE, {"": 2}, 0.0).create == {GPU: 1}

@@ -226,7 +226,7 @@ def test_many_directories_share_the_top_part(tmp_path: Path) -> None:
     assert report == survey_directly(str(tmp_path))
 
 
-def test_too_many_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a part with too many files the first are counted, and the report says that there are more."""
     for module in (survey, survey_report):
         monkeypatch.setattr(module, "MAX_FILES", 3)
@@ -239,7 +239,7 @@ def test_too_many_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert report == survey_directly(str(tmp_path))
 
 
-def test_unreadable_files_are_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_reported(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that can't be opened is counted with its size, and the report says so; nothing fails."""
     opened = Workspace.open_file
 
@@ -333,7 +333,7 @@ def test_policy_reports_what_it_cannot_do() -> None:
 
 
 def test_specs_name_the_policy_only_offline(tmp_path: Path) -> None:
-    """The offline model is told what to play, a real one is not; tools are referred to by import, none by value."""
+    """Only the offline model's instructions say what to play; tools are referred to by import, none by value."""
     for offline in (True, False):
         spec = survey_specs(str(tmp_path), None, offline)
         compiled = compile_spec(spec, model="m", profile="p", pickle=None)
@@ -511,20 +511,20 @@ def test_view_without_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("crashes", "times", "told"),
+    ("crashes", "times", "shown"),
     [(0, [], "–"), (2, [], "none: nobody was at work"), (2, [3.0], "3 ms median, 3 ms longest")],
 )
-def test_table_says_why_nothing_was_restored(crashes: int, times: list[float], told: str) -> None:
-    """Crashes of sessions that only waited are followed by no restore, and that is told."""
+def test_table_says_why_nothing_was_restored(crashes: int, times: list[float], shown: str) -> None:
+    """Crashes of sessions that only waited are followed by no restore, and the table says so."""
     outcome = dataclasses.replace(OUTCOME, crashes=crashes, restore_ms=times)
-    assert dict(table_rows(outcome))["restore times"] == told
+    assert dict(table_rows(outcome))["restore times"] == shown
 
 
-@pytest.mark.parametrize(("wanted", "told"), [(2, "2"), (3, "2 of 3: the work ended first")])
-def test_table_says_that_fewer_were_killed(wanted: int, told: str) -> None:
+@pytest.mark.parametrize(("wanted", "shown"), [(2, "2"), (3, "2 of 3: the work ended first")])
+def test_table_says_that_fewer_were_killed(wanted: int, shown: str) -> None:
     """A survey may be over before all have been killed who were to be."""
     outcome = dataclasses.replace(OUTCOME, chaos=wanted)
-    assert dict(table_rows(outcome))["actors killed on purpose"] == told
+    assert dict(table_rows(outcome))["actors killed on purpose"] == shown
 
 
 def test_quiet_view_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:

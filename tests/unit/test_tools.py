@@ -268,7 +268,7 @@ class TestDescribe:
             load(specs[0], blobs.__getitem__, None)
 
     def test_serializer_failure_is_an_invalid_spec(self) -> None:
-        """What can't be serialized is told in the driver, with the tool's name."""
+        """What can't be serialized is reported in the driver, with the tool's name."""
         lock = threading.Lock()
         local = tool(name="local")(lambda: lock)
         with pytest.raises(InvalidSpec, match="local"):
@@ -583,7 +583,7 @@ class TestFailures:
         assert "Traceback" not in outcome.content
 
     async def test_tool_error_shows_its_message_only(self) -> None:
-        """Our own errors are told without code and hint, which are for people."""
+        """Our own errors are shown without code and hint, which are for people."""
 
         def fail() -> None:
             raise ToolError("no such city")
@@ -620,7 +620,7 @@ class TestFailures:
 
 class TestTime:
     async def test_sync_tool_past_its_timeout_leaves_a_stuck_thread(self) -> None:
-        """The caller goes on at once and is told that the process has to be replaced."""
+        """The caller goes on at once and learns that the process has to be replaced."""
         release = threading.Event()
         outcome = await execute(direct(release.wait), "{}", CONTEXT, 0.05)
         assert (outcome.outcome, outcome.stuck_thread) == ("timeout", True)
@@ -652,7 +652,7 @@ print(asyncio.run(execute(tool, bind(tool, "{}", context), 0.05)).outcome)
         assert result.stdout.strip() == "timeout"
 
     async def test_a_function_that_finds_out_is_watched_as_a_tool_is(self) -> None:
-        """Given an `on_crash` function, not async, that outlives its timeout, then what runs it was told to the caller,
+        """Given an `on_crash` function, not async, that outlives its timeout, then the caller was given what runs it,
         its thread is found among a tool's, and the outcome says that the process has to be replaced."""
         release, begun = threading.Event(), list[Any]()
         doubtful = dataclasses.replace(direct(None), reconcile=lambda _context: release.wait(20))

@@ -234,7 +234,7 @@ class TestPages:
     """What a model is shown of a page."""
 
     def test_a_redirect_to_what_is_no_url(self, site: Site) -> None:
-        """It is a problem of the page that is told, not a failure of the process."""
+        """It is a problem of the page that is reported, not a failure of the process."""
         site.pages["/"] = (302, {"Location": "http://[nowhere"}, b"")
         page = msgspec.json.decode(fetching.answer(msgspec.json.encode(Wanted(site.url, OPEN))), type=Page)
         assert page.problem.startswith("it could not be fetched")

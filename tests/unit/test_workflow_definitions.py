@@ -158,7 +158,7 @@ WHOLE = [
 
 
 @pytest.fixture(autouse=True)
-def _anew() -> None:
+def _reset() -> None:
     done.clear()
 
 
@@ -275,7 +275,7 @@ def refusals() -> list[tuple[Any, dict[str, Any], type[Exception], list[str]]]:
 
 def test_what_can_not_be_done_is_refused_whole(tmp_path: Path) -> None:
     """Given steps that name what is not given, a definition with mistakes, inputs that don't fit or are missing, or no
-    file, then all that is wrong is told, and there is no session."""
+    file, then all that is wrong is reported, and there is no session."""
     with LocalCluster(f"sqlite:///{tmp_path}/store.db") as cluster:
         for definition, given, error, fields in refusals():
             with pytest.raises(error) as refused:

@@ -125,7 +125,7 @@ MALFORMED: dict[str, list[str]] = {
     "missing_fields.yaml": [
         "name: is missing: what it is called: a label of metrics and spans",
         "steps[0].agent.name: is missing: the agent's name, one of those that the workflow has",
-        "steps[0].agent.task: is missing: what the agent is told: a text with templates",
+        "steps[0].agent.task: is missing: what the agent has to do: a text with templates",
         "steps[1].foreach.items: is missing: a list, in which texts may have templates, or a template that is a",
         "steps[1].foreach.do.tool.name: is missing: the tool's name, one of those that the workflow has",
         "steps[2].branch.cases: is missing: the cases, in the order in which they are tried",
@@ -278,7 +278,7 @@ MALFORMED: dict[str, list[str]] = {
 ASK = {"ask": {"question": "q"}}
 
 
-def told(path: Path) -> list[str]:
+def problems_of(path: Path) -> list[str]:
     """Every problem of a file."""
     try:
         text = read_text(path.read_text(encoding="utf-8"), FORMS[path.suffix])
@@ -295,8 +295,8 @@ def problems(*steps: Any, **fields: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", sorted(MALFORMED))
 def test_every_mistake_of_a_file_is_named_with_its_place(name: str) -> None:
-    """Given a file with mistakes, then each of them is told at once, in the order of the file, and nothing else."""
-    found = told(FILES / "malformed" / name)
+    """Given a file with mistakes, then each of them is reported at once, in the order of the file, and nothing else."""
+    found = problems_of(FILES / "malformed" / name)
     assert [one[: len(wanted)] for one, wanted in zip(found, MALFORMED[name], strict=False)] == MALFORMED[name]
     assert len(found) == len(MALFORMED[name])
 
@@ -309,8 +309,8 @@ def test_all_files_are_looked_at() -> None:
 
 @pytest.mark.parametrize("path", sorted((FILES / "good").iterdir()), ids=lambda path: path.name)
 def test_what_is_right(path: Path) -> None:
-    """Given a file without mistakes, then none is told, and it is the same when it is written and read again."""
-    assert told(path) == []
+    """Given a file without mistakes, then none is reported, and it is the same when it is written and read again."""
+    assert problems_of(path) == []
     definition = read_definition(read_text(path.read_text(encoding="utf-8"), FORMS[path.suffix]).data)
     for form in ("JSON", "YAML"):
         assert read_definition(read_text(written(definition, form), form).data) == definition
@@ -348,9 +348,9 @@ def test_the_documented_file_is_run_as_documented(
     monkeypatch.setattr(testing, "LocalCluster", partial(testing.LocalCluster, policy=answers))
     exec(program, {"__name__": "__main__"})
     found = [{"title": f"Review src/{part}", "severe": False} for part in ("one", "two")]
-    told = ast.literal_eval(capsys.readouterr().out)
-    assert told["answer"] is None
-    assert told["summary"].removeprefix("Sum up: ") == json.dumps(found, separators=(",", ":"))
+    output = ast.literal_eval(capsys.readouterr().out)
+    assert output["answer"] is None
+    assert output["summary"].removeprefix("Sum up: ") == json.dumps(found, separators=(",", ":"))
 
 
 def test_problems_have_their_lines() -> None:
@@ -377,9 +377,9 @@ def test_an_error_has_all_problems() -> None:
     assert [item["field"] for item in raised.value.details["problems"]] == ["name", "steps[0].ask.question"]
 
 
-def test_a_cycle_is_told_as_a_whole() -> None:
+def test_a_cycle_is_reported_as_a_whole() -> None:
     """Given steps that need each other's results, then the problem names all of them, each before what it needs."""
-    found = told(FILES / "malformed" / "cycles.yaml")
+    found = problems_of(FILES / "malformed" / "cycles.yaml")
     assert "steps[2] is done later, and needs this one: a cycle, a → c → b → a" in found[0]
 
 
@@ -453,8 +453,8 @@ def check(*arguments: object) -> tuple[int, Any]:
 
 
 def test_checking_files_from_the_command_line(tmp_path: Path) -> None:
-    """Given files of which some can't be used, then all problems of all are told, and the exit code is 1; 2 is wrong
-    usage."""
+    """Given files of which some can't be used, then all problems of all are reported, and the exit code is 1; 2 is
+    wrong usage."""
     good, malformed = FILES / "good" / "review.yaml", FILES / "malformed"
     assert check(good) == (
         0,
@@ -522,8 +522,8 @@ def test_a_schema_that_is_too_much() -> None:
     assert found == {"inputs.x": "has more than 20000 characters, as JSON"}
 
 
-def test_most_problems_are_told() -> None:
-    """Given more mistakes than anybody reads, then the first ones are told, and how many more there are."""
+def test_only_the_first_problems_are_reported() -> None:
+    """Given more mistakes than anybody reads, then the first ones are reported, and how many more there are."""
     found = definition_problems({"name": "n", "steps": [{"lop": {}}] * 1000})
     assert len(found) == MOST_PROBLEMS + 1
     assert found[-1] == {"field": "(whole)", "problem": "there are 800 more problems"}

@@ -200,15 +200,15 @@ def failing(name: str, arguments: dict[str, Any]) -> Any:
 
 def test_what_is_done_about_failures() -> None:
     """Given steps that fail, then the workflow fails, or goes on with null, or with another step's result; a step that
-    is told of the failure is done before, and its result is not the step's."""
+    gets the failure is done before, and its result is not the step's."""
     with pytest.raises(StepFailed, match="bad failed"):
         run(w.tool("bad"), answer=failing)
-    told = {"code": "{{error.code}}", "why": "{{error.message}}"}
+    error = {"code": "{{error.code}}", "why": "{{error.message}}"}
     definition = w.define(
         "n",
         w.tool("bad", on_error="continue", id="a"),
-        w.ask("q", timeout=5, fallback=w.tool("good", told), id="b"),
-        w.tool("bad", fallback=w.tool("bad"), on_error=w.tool("good", {**told, "handler": True}), id="c"),
+        w.ask("q", timeout=5, fallback=w.tool("good", error), id="b"),
+        w.tool("bad", fallback=w.tool("bad"), on_error=w.tool("good", {**error, "handler": True}), id="c"),
         w.sequence(
             w.tool("good", {"x": 1}, id="d"), w.tool("bad", id="e"), w.tool("good"), on_error="continue", id="f"
         ),
@@ -338,7 +338,7 @@ def test_waits() -> None:
 
 
 def test_inputs_are_checked() -> None:
-    """Given inputs, then all that is wrong with them is told; what is left out is as by default."""
+    """Given inputs, then all that is wrong with them is reported; what is left out is as by default."""
     definition = w.define(
         "n", w.ask("q"), inputs={"path": {"type": "string"}, "depth": {"type": "integer", "default": 2}}
     )

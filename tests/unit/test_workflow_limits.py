@@ -81,7 +81,7 @@ LIMITS = Limits(steps=6, at_once=4, models=("small",), asks=True)
     ],
 )  # fmt: skip
 def test_what_a_definition_may_not_go_beyond(steps: list[Any], problems: list[str]) -> None:
-    """Given a definition, then what goes beyond its limits is told with its place, the innermost alone."""
+    """Given a definition, then what goes beyond its limits is reported with its place, the innermost alone."""
     found = definition_problems({"name": "n", "steps": steps}, limits=LIMITS)
     assert [item["field"] for item in found] == problems
 

@@ -88,7 +88,7 @@ def damaged(draw: Any, values: Any) -> Any:
 
 @given(damaged(VALUES) | VALUES)
 def test_nothing_makes_the_checker_raise(data: Any) -> None:
-    """Given any data, then every problem is told; without any, it is a definition, and it has a text."""
+    """Given any data, then every problem is reported; without any, it is a definition, and it has a text."""
     problems = definition_problems(data)
     assert all(item["field"] and item["problem"] for item in problems)
     if not problems:
@@ -127,11 +127,11 @@ def agree(data: Any) -> bool:
     what makes a definition of it must take it then."""
     problems = Problems()
     look(data, problems)
-    told = problems.listed(())
-    assert (told == []) is VALIDATOR.is_valid(data), (data, told)
-    if not told:
+    found = problems.listed(())
+    assert (found == []) is VALIDATOR.is_valid(data), (data, found)
+    if not found:
         msgspec.convert(data, Definition)
-    return not told
+    return not found
 
 
 @given(damaged(PLAIN) | PLAIN)
@@ -222,8 +222,8 @@ def test_the_checker_notices_each_way_of_damage() -> None:
     for good in GOOD:
         for name in good:
             rest = {other: value for other, value in good.items() if other != name}
-            told = [item["field"] for item in definition_problems(rest)]
-            assert (name in told) is (name in needed), name
+            fields = [item["field"] for item in definition_problems(rest)]
+            assert (name in fields) is (name in needed), name
 
 
 def test_the_builder_tells_all_problems() -> None:

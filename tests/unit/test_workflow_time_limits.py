@@ -1,4 +1,5 @@
-"""What a workflow's code has done within a time: what is at work when that is over ends, and the code is told once."""
+"""What a workflow's code has done within a time: what is at work when that is over ends, and the code learns of it
+once."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def pay() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _anew() -> None:
+def _reset() -> None:
     done.clear()
 
 
@@ -149,7 +150,7 @@ def test_a_death_anywhere_changes_no_time_limit(tmp_path: Path) -> None:
 
 @workflow
 async def begins_again(ctx: WorkflowContext, times: int = 0) -> int:
-    """Begins anew right behind what was done in time."""
+    """Begins again right behind what was done in time."""
     await ctx.within(LONG, ctx.tool(note, f"round {times}"))
     if times < 2:
         await ctx.continue_as_new(times=times + 1)
@@ -157,7 +158,7 @@ async def begins_again(ctx: WorkflowContext, times: int = 0) -> int:
 
 
 @pytest.mark.sweep
-def test_a_timer_ends_before_its_code_begins_anew(tmp_path: Path) -> None:
+def test_a_timer_ends_before_its_code_continues_as_new(tmp_path: Path) -> None:
     """Given code that continues as new right behind work that was done in time, then the timer of that work has ended
     before the new code does anything, wherever the session actor dies first."""
 

@@ -103,7 +103,7 @@ helper = AgentSpec(name="helper", instructions="You help.")
 
 
 @pytest.fixture(autouse=True)
-def _anew() -> Iterator[None]:
+def _reset() -> Iterator[None]:
     done.clear()
     begun.clear()
     released.clear()

@@ -67,7 +67,7 @@ def keeps(cluster: LocalCluster, top: Path, session_id: str, **files: str) -> No
 
 def test_what_is_left_is_listed_and_shown(cluster: LocalCluster, top: Path) -> None:
     """Given worktrees that were kept, one with changes, then from any directory of the repository both are listed with
-    session, files and whether they are merged; what nobody has committed is told, and a name that is none is an
+    session, files and whether they are merged; what nobody has committed is shown, and a name that is none is an
     error."""
     keeps(cluster, top, "changed", new="new\n")
     keeps(cluster, top, "same")
@@ -81,9 +81,9 @@ def test_what_is_left_is_listed_and_shown(cluster: LocalCluster, top: Path) -> N
     shown = asked("show", "understudy/same", "--repository", str(top))
     assert (shown["uncommitted"], shown["needless"]) == (["a.txt"], False)
     assert asked("show", "none", "--repository", str(top), fails=1)["error"]["code"] == "worktree_failed"
-    told = CliRunner().invoke(app, ["worktrees", "show", "changed", "--repository", str(top)])
-    assert "changed: new.txt" in told.stdout
-    assert f"git -C {top} merge understudy/changed" in told.stderr
+    done = CliRunner().invoke(app, ["worktrees", "show", "changed", "--repository", str(top)])
+    assert "changed: new.txt" in done.stdout
+    assert f"git -C {top} merge understudy/changed" in done.stderr
     table = CliRunner().invoke(app, ["worktrees", "list", "--repository", str(top)]).stdout
     assert "not merged" in table
     assert "1 file not committed" in table
@@ -116,10 +116,10 @@ def test_prune_removes_what_is_needless(cluster: LocalCluster, top: Path) -> Non
     git(top, "branch", "understudy/twin", "understudy/changed")  # each has the other's commits: one must stay
     where = ("--repository", str(top))
     before = branches(top)
-    told = {"removed": ["changed", "merged", "same"], "left": {"twin": "not merged"}}
-    assert asked("prune", "--dry-run", *where) == {"dry_run": True, **told}
+    expected = {"removed": ["changed", "merged", "same"], "left": {"twin": "not merged"}}
+    assert asked("prune", "--dry-run", *where) == {"dry_run": True, **expected}
     assert branches(top) == before
-    assert asked("prune", *where) == {"dry_run": False, **told}
+    assert asked("prune", *where) == {"dry_run": False, **expected}
     assert branches(top) == ["understudy/twin"]
     assert os.listdir(f"{top}.worktrees") == []
 

@@ -186,8 +186,8 @@ def test_a_workflow_and_its_agents(tmp_path: Path) -> None:
     assert branches(top) == []
 
 
-def test_what_a_parent_is_told_is_short() -> None:
-    """Given many files, then a parent's model is told some and how many more; and nothing where nothing was changed."""
+def test_what_a_parent_reads_is_short() -> None:
+    """Given many files, then a parent's model reads some and how many more; and nothing where nothing was changed."""
     assert named(["a", "b"], 12) == "a, b and 10 more"
     assert worktree_text({"outcome": "unchanged"}) == ""
 

@@ -29,7 +29,7 @@ def test_what_values_mean(text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("a: &x 1\nb: *x", "line 2: aliases"), ("a: .inf", "line 1: JSON has no number .inf"),
         ("a: 1e999", "line 1: JSON has no number 1e999"), ("a: !!bool maybe", "line 1: 'maybe' is no tag"),
@@ -38,14 +38,14 @@ def test_what_values_mean(text: str, value: Any) -> None:
         ("a: " + "1" * 5000, "digits"), ("[" * 5000 + "]" * 5000, "nested too deeply"), ("a: [", "line 1"),
     ],
 )  # fmt: skip
-def test_what_is_refused(text: str, told: str) -> None:
+def test_what_is_refused(text: str, problem: str) -> None:
     """Given what JSON can't hold, or what could stand for any amount of data, then it is refused with its line."""
-    with pytest.raises(NotYaml, match=told):
+    with pytest.raises(NotYaml, match=problem):
         read_yaml(text)
 
 
 def test_lines_and_doubled_fields() -> None:
-    """Given several mistakes of one kind, then each part has its line, and every doubled field is told."""
+    """Given several mistakes of one kind, then each part has its line, and every doubled field is reported."""
     found = read_yaml("a: 1\nb:\n  - c: 1\n    c: 2\na: 3", first_line=10)
     assert found == YamlText(
         {"a": 3, "b": [{"c": 2}]},

@@ -34,7 +34,7 @@ export async function post(path, body = {}) {
 export const of = (session) => `/api/sessions/${encodeURIComponent(session)}`;
 
 // Server-sent events by name. A new connection says which event was the last, so that none is missing and none comes twice.
-// `state` is told "live" or "reconnecting"; `refused` an error that no new try would mend.
+// `state` is called with "live" or "reconnecting"; `refused` with an error that no new try would mend.
 export function stream(path, handlers, { state, refused, check }) {
   let source, timer, watch, last = "", delay = FIRST_MS, closed = false;
 

@@ -23,9 +23,9 @@ export class Bulk {
       for (const row of rows()) this.choose(row, this.all.checked);
       this.draw();
     } });
-    this.told = h("span", { role: "status" });
+    this.status = h("span", { role: "status" });
     this.verbs = ACTIONS.map(([name, label, meaning]) => h("button", { onclick: () => this.act(name, label, meaning) }, label));
-    this.bar = h("div", { class: "bar bulk", role: "group", "aria-label": "Selected sessions" }, this.told, this.verbs,
+    this.bar = h("div", { class: "bar bulk", role: "group", "aria-label": "Selected sessions" }, this.status, this.verbs,
       h("button", { onclick: () => this.chooseAll() }, "Select all that match"), this.none = h("button", { onclick: () => this.clear() }, "Select none"));
     this.draw();
   }
@@ -65,7 +65,7 @@ export class Bulk {
     const here = shown.filter((row) => this.chosen.has(row.session_id)).length;
     this.all.checked = here > 0 && here === shown.length;
     this.all.indeterminate = here > 0 && here < shown.length;
-    text(this.told, this.chosen.size ? `${this.chosen.size.toLocaleString("en")} selected` : "None selected");
+    text(this.status, this.chosen.size ? `${this.chosen.size.toLocaleString("en")} selected` : "None selected");
     for (const button of [...this.verbs, this.none]) button.disabled = !this.chosen.size;
   }
 
@@ -84,9 +84,9 @@ export class Bulk {
       } while (next && found.size < MOST && looks < LOOKS);
       this.chosen = found;
       this.draw();
-      if (next) text(this.told, `${found.size.toLocaleString("en")} selected: the latest; perhaps more match`);
+      if (next) text(this.status, `${found.size.toLocaleString("en")} selected: the latest; perhaps more match`);
     } catch (error) {
-      text(this.told, error.message);
+      text(this.status, error.message);
     }
   }
 
@@ -113,14 +113,14 @@ async function runAgain(session) {
 function each(label, sessions, request) {
   const dialog = document.getElementById("dialog");
   const bar = h("progress", { max: sessions.length, value: 0, "aria-label": label });
-  const told = h("p", { role: "status" }), problems = h("ul", { class: "problems" });
+  const status = h("p", { role: "status" }), problems = h("ul", { class: "problems" });
   const button = h("button", { class: "primary", onclick: () => dialog.close() }, "Stop");
   const left = new Map(sessions), waiting = [...sessions];
   let done = 0, idle = 0, failed = 0, stopped = false;
   function draw(over) {
     bar.value = done + idle + failed;
     const parts = [`${done} of ${sessions.length} done`, idle ? `${idle} had nothing to do` : "", failed ? `${failed} failed` : ""].filter(Boolean).join(", ");
-    text(told, over ? `${parts}.` : `${parts} …`);
+    text(status, over ? `${parts}.` : `${parts} …`);
   }
   async function work() {
     for (let next; !stopped && (next = waiting.shift());) {
@@ -138,7 +138,7 @@ function each(label, sessions, request) {
   }
   return new Promise((resolve) => {
     dialog.setAttribute("aria-label", label);
-    dialog.replaceChildren(h("h2", null, label), bar, told, problems, h("div", { class: "buttons" }, button));
+    dialog.replaceChildren(h("h2", null, label), bar, status, problems, h("div", { class: "buttons" }, button));
     const working = Promise.all(Array.from({ length: AT_ONCE }, work)).then(() => { draw(true); text(button, "Done"); });
     dialog.onclose = async () => {
       stopped = true;

@@ -51,8 +51,8 @@ export function sync(parent, items, key, make, update) {
 }
 
 export function text(element, value) {
-  const told = String(value);
-  if (element.textContent !== told) element.textContent = told;
+  const shown = String(value);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 // A question with buttons: `fields` are [name, label, value, rows]. Gives what was entered, or null.

@@ -13,8 +13,8 @@ export function age(microseconds) {
 export function clock(microseconds, precise = false) {
   const date = new Date(microseconds / 1000);
   const two = (number) => String(number).padStart(2, "0");
-  const told = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
-  return precise ? `${told}.${String(date.getMilliseconds()).padStart(3, "0")}` : told;
+  const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  return precise ? `${time}.${String(date.getMilliseconds()).padStart(3, "0")}` : time;
 }
 
 export function moment(microseconds) {

@@ -50,9 +50,9 @@ export function updateRow(element, row, at, crashed) {
 
 // How the last run ended, and when: a link to its trace.
 function lastRun(cell, row) {
-  const told = `${row.ended_as || ""}${row.ended_at || 0}`;
-  if (cell.dataset.told === told) return;
-  cell.dataset.told = told;
+  const shown = `${row.ended_as || ""}${row.ended_at || 0}`;
+  if (cell.dataset.shown === shown) return;
+  cell.dataset.shown = shown;
   cell.replaceChildren(row.ended_at ? h("a", { href: `#/session/${encodeURIComponent(row.session_id)}/trace`, "aria-label": `Trace: ${words(row.ended_as)}, ${moment(row.ended_at)}` },
     pill(row.ended_as), " ", moment(row.ended_at)) : "–");
 }

@@ -58,9 +58,9 @@ function when(schedule) {
 }
 
 function what(schedule) {
-  const told = h("div", { class: "quiet", title: schedule.content }, schedule.content.length > 80 ? `${schedule.content.slice(0, 80)}…` : schedule.content);
-  if (schedule.session_id) return [link(schedule.session_id, "session ", schedule.session_id), told];
-  return [schedule.workflow ? `workflow ${schedule.workflow}` : `${schedule.memory ? "loop" : "a session"} of ${schedule.agent}`, told];
+  const content = h("div", { class: "quiet", title: schedule.content }, schedule.content.length > 80 ? `${schedule.content.slice(0, 80)}…` : schedule.content);
+  if (schedule.session_id) return [link(schedule.session_id, "session ", schedule.session_id), content];
+  return [schedule.workflow ? `workflow ${schedule.workflow}` : `${schedule.memory ? "loop" : "a session"} of ${schedule.agent}`, content];
 }
 
 function ofEntry(entry) {

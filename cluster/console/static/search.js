@@ -57,16 +57,16 @@ export class Search {
     this.known = now;
   }
 
-  async load(anew) {
+  async load(first) {
     const turn = ++this.turn;
-    this.deeper = !anew;
+    this.deeper = !first;
     const query = this.filters.asked;
     query.set("limit", String(PAGE));
-    if (!anew && this.next) query.set("cursor", this.next.join(","));
+    if (!first && this.next) query.set("cursor", this.next.join(","));
     try {
       const found = await get(`/api/sessions?${query}`);
       if (turn !== this.turn) return;
-      this.rows = anew ? found.rows : [...this.rows, ...found.rows];
+      this.rows = first ? found.rows : [...this.rows, ...found.rows];
       this.next = found.next;
       text(this.none, this.rows.length ? "" : this.next ? "No sessions match among those searched so far." : this.filters.query ? "No sessions match." : "There are no sessions yet.");
     } catch (error) {

@@ -431,8 +431,8 @@ function budgets(session, rows) {
 }
 
 function waitsIn({ queue, key, priority, place, waiting, accepted_at, paused }) {
-  const told = [key ? `key ${key}` : "", priority ? `priority ${priority}` : "", `since ${moment(accepted_at)}`, paused ? "which is paused" : ""].filter(Boolean);
-  return ["Waits in queue ", h("a", { href: "#/schedules" }, queue), `, place ${place} of ${waiting}, ${told.join(", ")}`];
+  const details = [key ? `key ${key}` : "", priority ? `priority ${priority}` : "", `since ${moment(accepted_at)}`, paused ? "which is paused" : ""].filter(Boolean);
+  return ["Waits in queue ", h("a", { href: "#/schedules" }, queue), `, place ${place} of ${waiting}, ${details.join(", ")}`];
 }
 
 function wakeups(rows) {

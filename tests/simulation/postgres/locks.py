@@ -84,7 +84,7 @@ class Locks:
 
     Args:
         now: microseconds.
-        woken: called when somebody who waits should try again, or find out anew how long it may wait.
+        woken: called when somebody who waits should try again, or find out again how long it may wait.
     """
 
     def __init__(self, now: Callable[[], int], woken: Callable[[Wait], None]) -> None:
@@ -124,17 +124,17 @@ class Locks:
             return False
         self._leave(wait)
         self._hold(wait.owner, wait.key, lock, wait.mode)
-        self._tell(self._settle(wait.key, lock))
+        self._wake(self._to_wake(wait.key, lock))
         return True
 
     def give_up(self, wait: Wait) -> None:
         """Wait no longer."""
         self._leave(wait)
-        self._tell(self._settle(wait.key, wait.lock))
+        self._wake(self._to_wake(wait.key, wait.lock))
 
     def release(self, owner: Owner, key: Hashable) -> None:
         """Give one lock back."""
-        self._tell(self._release(owner, key, changed=False))
+        self._wake(self._release(owner, key, changed=False))
 
     def release_all(self, owner: Owner, changed: Collection[int] = ()) -> None:
         """Give everything back.
@@ -143,7 +143,7 @@ class Locks:
             changed: the rows that have a new version now, or are gone. Who waits for the old version looks for the new
                 one then, and comes to that as any newcomer does.
         """
-        self._tell([wait for key in list(owner.locks) for wait in self._release(owner, key, changed=key in changed)])
+        self._wake([wait for key in list(owner.locks) for wait in self._release(owner, key, changed=key in changed)])
 
     def _lock(self, key: Hashable) -> Lock:
         lock = self._locks.get(key)
@@ -169,7 +169,7 @@ class Locks:
             if wait in waits:
                 waits.remove(wait)
 
-    def _tell(self, waits: list[Wait]) -> None:
+    def _wake(self, waits: list[Wait]) -> None:
         for wait in sorted(waits, key=lambda wait: wait.number):
             self._woken(wait)
 
@@ -181,9 +181,9 @@ class Locks:
             lock.queue, lock.strays = [], []
             self._forget_unused(key, lock)
             return woken
-        return self._settle(key, lock)
+        return self._to_wake(key, lock)
 
-    def _settle(self, key: Hashable, lock: Lock) -> list[Wait]:
+    def _to_wake(self, key: Hashable, lock: Lock) -> list[Wait]:
         """Who may try again now, or waits for somebody else than before."""
         self._forget_unused(key, lock)
         waits = (*lock.queue, *lock.strays)
@@ -194,7 +194,7 @@ class Locks:
             del self._locks[key]
 
     def _note_reason(self, wait: Wait) -> bool:
-        """Note for whom it waits; if that is new, its limits begin anew, as PostgreSQL's do."""
+        """Note for whom it waits; if that is new, its limits start again, as PostgreSQL's do."""
         lock = wait.lock
         if not lock.is_row:
             reason: tuple[bool, Owner | None] = (False, None)
