@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, async_playwright, expect
 
 from understudy.cluster.client.results import ServiceInfo
 from understudy.cluster.console.access import Binding, Person, token_digest
@@ -26,6 +26,8 @@ from understudy.reads import NodeLoad
 from .kernel import kernel as k
 
 WATCH_SECONDS = 20.0
+
+expect.set_options(timeout=30_000)  # what is expected of a page waits so many milliseconds for it: a limit, not a speed
 
 
 class KernelSource:

@@ -199,7 +199,7 @@ async def test_a_page_outlives_its_server(tmp_path: Path) -> None:
         await kernel.send("s", "again", "r2")
         await kernel.end("s", "r2")
         async with served(KernelSource(kernel), port=int(url.rpartition(":")[2])):
-            await expect(page.locator("#connection")).to_have_text("live", timeout=20_000)
+            await expect(page.locator("#connection")).to_have_text("live")
             await expect(page.locator(".events li")).to_have_count(len(await kernel.events("s")))
 
 
@@ -304,7 +304,7 @@ async def test_a_page_tells_of_restarted_services_and_of_what_it_leaves_out(
         await expect(page.get_by_text("There are no sessions yet.")).to_be_visible()
         await kernel.run("s", k.spec(""))
         listed = page.get_by_role("table", name="All sessions").locator("tbody tr")
-        await expect(listed).to_have_count(1, timeout=20_000)
+        await expect(listed).to_have_count(1)
         await expect(page.locator("th", has_text="Total tokens").first).to_be_visible()
         source.pid = 2
         incidents = page.locator(".incidents li")

@@ -461,7 +461,7 @@ async def test_who_waits_in_a_queue_is_seen(tmp_path: Path) -> None:
             await page.goto(f"{url}/#/session/third")
             await expect(page.get_by_text("Waits in queue")).to_contain_text("place 3 of 3")
             await kernel.ask("cancel", "second", "r", "no")
-            await expect(page.get_by_text("Waits in queue")).to_contain_text("place 2 of 2", timeout=20_000)
+            await expect(page.get_by_text("Waits in queue")).to_contain_text("place 2 of 2")
             await page.get_by_text("Waits in queue").get_by_role("link", name="crawl").click()
             await expect(page).to_have_title("Schedules and queues · Understudy")
             await kernel.ask("pause_queue", "crawl", False)
