@@ -69,11 +69,11 @@ class Prometheus:
         found = self.api("query_exemplars", query=expression, start=now - 3600, end=now + 60)
         return [exemplar for series in found for exemplar in series["exemplars"]]
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
+    def until(self, condition: Callable[[], bool], what: str, *, seconds: float = PATIENCE) -> None:
         """Wait until it holds; Prometheus tells nobody when it has scraped."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {PATIENCE:g} s; targets: {self.api('targets')}"
+            assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s; targets: {self.api('targets')}"
             time.sleep(0.05)
 
 

@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(300)]
 @pytest.fixture
 def stage(ray_cluster: str, tmp_path: Path) -> Iterator[Stage]:
     with staged(f"sqlite:///{tmp_path}/store.db", tmp_path / "stage") as made:
-        yield made
+        try:
+            yield made
+        finally:
+            made.cluster.shutdown()
 
 
 def test_killed_at_work_in_a_worktree(stage: Stage, tmp_path: Path) -> None:

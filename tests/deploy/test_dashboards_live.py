@@ -15,6 +15,7 @@ import pytest
 
 from understudy import AgentSpec, Budget, Cluster, Run, Session
 from understudy.config import ModelProfile
+from understudy.node.counting import LONGEST_PAUSE
 from understudy.observability import conventions as names
 from understudy.observability.dashboards.alerts import alerts
 from understudy.observability.dashboards.indicators import CLUSTER, unaccounted
@@ -27,7 +28,7 @@ from ..postgres import database, free_port
 from ..prometheus import Prometheus, prometheus
 from .test_dashboards import BUILT, FILES
 
-pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, pytest.mark.timeout(420)]
 
 PRICES = {"m": {"input": "0.15", "output": "0.60"}}
 
@@ -142,8 +143,9 @@ def _more_tools(cluster: Cluster, directory: Path, running: Prometheus) -> None:
             running.until(lambda asked=asked, before=before: running.query(f"sum({asked})") != before, asked)
     refused = _agent("refused-again", directory, instructions="offline-policy: none")
     cluster.schedule("broken", "go", agent=refused, every=86_400).trigger()
-    for name in (names.QUEUE_RUNS, names.TRIAGE_OPEN):
-        running.until(lambda name=name: running.query(f"{wire(name)} offset 2s"), name)  # longer than a graph's step
+    counts = PATIENCE + LONGEST_PAUSE  # what a busy machine counts slowly is counted seldom
+    for name in (names.QUEUE_RUNS, names.TRIAGE_OPEN):  # for longer than a graph's step
+        running.until(lambda name=name: running.query(f"{wire(name)} offset 2s"), name, seconds=counts)
 
 
 def _ended(run: Run, status: str) -> None:
