@@ -77,7 +77,7 @@ class Commits:
         """Commit the draft and keep the frame; it holds no messages then. Callers that wait for the lock share one.
 
         Args:
-            even_if_empty: also without anything to commit: the Ack has what the store has for the session by now.
+            even_if_empty: also with nothing to commit, since the Ack brings what the store has for the session by now.
         """
         async with self._lock:
             await self._deliver()

@@ -1,4 +1,4 @@
-"""Liveness by progress: a model that asks for the same call again and again, and gets the same result, is notified.
+"""Liveness by progress: a model that asks for the same call again and again, and gets the same result, is made aware.
 
 A pure function of the run's messages, so the verdict about a round is the same in every activation.
 """

@@ -281,13 +281,13 @@ class Window:
         """The messages that are for this model call only, in order: what was added for it, and what was added since the
         last answer for the call behind that, which may have been one for a summary, or have had no answer."""
         found: list[Message] = []
-        hooks = (f"hook:{hook['name']}" for hook in self.spec.get("hooks", ()) if _is_of_model_calls(hook))
-        each_call = {FOLD_REQUEST, *hooks}
+        hooks = (f"hook:{hook['name']}" for hook in self.spec.get("hooks", ()) if _is_before_model(hook))
+        renewed = {FOLD_REQUEST, *hooks}  # origins of what each call gets for itself
         for message in self.backwards(drafted):
             if message.role == "assistant" and not message.origin:
                 break
             is_of_call = message.round == round_number - 1
-            if message.visibility == THIS_ROUND and (is_of_call or message.origin not in each_call):
+            if message.visibility == THIS_ROUND and (is_of_call or message.origin not in renewed):
                 found.append(message)
         return found[::-1]
 
@@ -352,7 +352,7 @@ def _sees_end(spec: dict[str, Any]) -> bool:
     return seen or any("remember" in provider["does"] for provider in providers)
 
 
-def _is_of_model_calls(hook: dict[str, Any]) -> bool:
+def _is_before_model(hook: dict[str, Any]) -> bool:
     """Whether a hook is called for each model call: what it wanted for an earlier one counts no more."""
     return bool(hook["point"] == "before_model")
 

@@ -67,7 +67,7 @@ class Live:
     """A workflow's code where it has come to, and what the log must have for it to go on from there.
 
     Attributes:
-        said: messages that this process has added since the window's messages were forgotten, in order.
+        said: messages that this process has added, and that the window lacked when it forgot its own, in order.
     """
 
     execution: Execution

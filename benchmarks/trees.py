@@ -34,7 +34,7 @@ def _parent(name: str, count: int, child: AgentSpec, **fields: Any) -> AgentSpec
 
 
 def wrong(cluster: Cluster, session: Session, expected: tuple[int, ...]) -> int:
-    """How many agents of a tree did not do exactly what they should: give their parent's model once what they found.
+    """How many agents of a tree did not do exactly what they should: give their parent's model what they found, once.
 
     Args:
         expected: how many sub-agents an agent has, by depth.

@@ -38,7 +38,7 @@ async def answered_within(
     tells nothing of the other: such a second does not count. Unless it stands still all the time.
 
     Args:
-        heard: when something last came of the answer (`time.monotonic()`): the seconds count again from then.
+        heard: when something last came of the answer (`time.monotonic()`): the seconds start over then.
 
     Raises:
         TimeoutError: there is no answer; the call is cancelled.

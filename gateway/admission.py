@@ -23,7 +23,7 @@ LOOK_SECONDS = 1.0
 """While requests wait, it is looked so often whether a share has ended."""
 
 GROWN = 1.5
-"""Waiting requests are reported at once if they are more than so many times those last reported."""
+"""Waiting requests are reported at once when there are more than this many times as many as last reported."""
 
 
 class Stopped(Exception):

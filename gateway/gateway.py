@@ -112,8 +112,8 @@ class Gateway:
 
         In background mode (`ModelProfile.background`) the endpoint goes on with the response then (`cancel`); a
         connection that is lost is no loss. `request.response` is a response that is fetched, not asked for, from the
-        endpoint that has it. If it has none any more, the model is asked again. A response that the endpoint is still
-        at work on when the call fails there is cancelled.
+        endpoint that has it. If the endpoint no longer has it, the model is asked again. A response that the endpoint
+        is still at work on when the call fails there is cancelled.
 
         Where the profile has fallbacks, they are asked one after the other within the deadline, each within its own
         limits; the answer says which profile and model gave it, if not those of the request. Each is asked for a
@@ -122,7 +122,7 @@ class Gateway:
 
         Args:
             on_delta: gets text, reasoning and arguments of tool calls as they arrive.
-            on_restart: called when a try failed after some of it was delivered: an answer follows from its start.
+            on_restart: called when a try failed after some of it was delivered: what follows is a new answer.
             on_response: in background mode, gets the response as soon as the endpoint has said its id, before anything
                 else of it; again if the call had to be repeated. None when another endpoint is asked: there is none.
             tree: trees of sessions take turns where requests have to wait.

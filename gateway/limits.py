@@ -1,4 +1,4 @@
-"""The rate limits of all profiles of a gateway: what it reports of them, and what is reported to it."""
+"""The rate limits of all profiles of a gateway: what it reports of them, and the shares that it is given."""
 
 from __future__ import annotations
 

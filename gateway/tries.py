@@ -198,9 +198,9 @@ class Tries:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            reason = self.endpoint.clean(f"{type(cause).__name__}: {cause}")
+            message = self.endpoint.clean(f"{type(cause).__name__}: {cause}")
             # By its cause: the transport reports every failed connection as a timeout.
-            raise Failure(reason, "timeout" if isinstance(cause, TimeoutError) else "connection") from None
+            raise Failure(message, "timeout" if isinstance(cause, TimeoutError) else "connection") from None
         except EndpointError as error:
             self._reported_error(error.body)
 

@@ -92,8 +92,8 @@ class Calls:
     Args:
         service: what this node service is called, and no other.
         answered: commits an answer.
-        lost: called for a call that its gateway has died with, once forgotten here, and for one that lacks messages.
-        grown: called for a session whose answer has grown.
+        lost: gets a call that its gateway has died with, once it is forgotten here; or one that lacks messages.
+        grown: gets a session whose answer has grown.
         followed: whether somebody follows the answers of a session as they grow.
         identified: commits which endpoint has the response to a call, under which id.
         verdicts: what frames have said of the calls beside which hooks run.

@@ -182,7 +182,7 @@ class Commands:
         if self._looks_again or self._watched or (self._processes is not None and self._processes.known()):
             self.look_soon()
 
-    def taken_over(self) -> None:
+    def nodes_learned(self) -> None:
         """A supervisor has said which nodes have a service. The commands of others are taken over by who finds their
         processes; what is left after `GONE_SECONDS` is lost."""
         nodes = self._node.homes.nodes

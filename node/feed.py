@@ -21,13 +21,13 @@ from understudy.streams import Parts
 from understudy.waiting import is_set_within
 
 ENDS = (RunFinished.type, InputRequested.type, ChildAsked.type)
-"""What those receive who wait for the end of a run, or for its pause: it or a sub-agent that it waits for asks."""
+"""Sent to whoever waits for the end of a run, or for its pause: it, or a sub-agent that it waits for, asks."""
 
 RING = 256
 SESSIONS = 4_096
 COALESCE_SECONDS = 0.03
 GATHER_SHARE = 0.0001
-"""Seconds, per session that a client follows, in which ends of runs are reported together: by its next call."""
+"""Seconds, per session that a client follows, for which ends of runs gather: one answer then reports them all."""
 
 ReadEvents = Callable[[str, int], Awaitable[list[Event]]]
 """Reads a session's events after a `seq`, `PAGE` of them at most."""

@@ -23,12 +23,12 @@ START_SECONDS = 30.0
 
 
 class GatewayLink(ServiceLink[Attached]):
-    """Attaches to the gateway, and does so again when it is gone.
+    """Attaches to the gateway, and to its successor when it is gone.
 
     Args:
         service: what this node service is called, and no other.
         profiles: sent to the gateway, each time.
-        found: called, each time, with the calls that the gateway has.
+        found: called, each time, with what the gateway has answered, which names the calls that it has.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class NodeHost:
 
     Args:
         settings: without secrets.
-        whole: the same with them; called with whether the store did not accept those of the time before.
+        whole: gives the same with them; its argument says that the store did not accept those it gave before.
     """
 
     def __init__(

@@ -226,7 +226,7 @@ class Projection:
             self._node.spawn_task(self._catch_up())
 
     async def _catch_up(self) -> None:
-        """Measure what the store has and nobody reported."""
+        """Measure what the store has but nobody reported."""
         self._recent.clear()
         try:
             while True:

@@ -448,7 +448,7 @@ class Requests:
         return await self._once(bool, session_id, request_id, lambda tx: activation.resume(tx, session_id), by)
 
     async def read(self, what: str, arguments: list[Any], options: dict[str, Any]) -> Any:
-        """One of `READS`, as it is sent. Where a session waits for a frame that can't be started, it says so."""
+        """One of `READS`, as it is sent. If a session waits for a frame that can't be started, its record says so."""
         found = await self._node.reading.query(READS[what], *arguments, **options)
         if self._node.frames.supply.unschedulable and what in ("info", "sessions", "tree"):
             found = self._explained(found) if what == "info" else list(map(self._explained, found))

@@ -54,11 +54,11 @@ Attached = TypeVar("Attached", bound=Attachment)
 
 
 class ServiceLink(ABC, Generic[Attached]):
-    """Attaches to a service, and does so again when it is gone.
+    """Attaches to a service, and to its successor when it is gone.
 
     Args:
         what: names the service in logs.
-        always: it is attached to again at once; otherwise once somebody needs it.
+        always: attaches to the successor at once; otherwise once somebody needs it.
 
     Attributes:
         current: the service, unless it was found to be gone.

@@ -93,7 +93,7 @@ class Takeover:
             resumed += await self._take_over_session(row)
         await self._timers.look()
         await self._timers.look_at_schedules()
-        self._commands.taken_over()
+        self._commands.nodes_learned()
         return TakenOver(len(rows), resumed, len(adopted))
 
     async def adopt(self, home: str, nodes: list[str]) -> list[str]:

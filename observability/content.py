@@ -41,12 +41,12 @@ def chat_content(before: Sequence[Message], answer: Message | None, redact: Reda
 
 def tool_content(arguments: str, result: str | None, redact: Redact) -> Attributes:
     """Attributes of an `execute_tool` span: what the tool was asked, and what came of it."""
-    found = {names.TOOL_ARGUMENTS: _shortened(arguments, redact)} if arguments else {}
-    return found | ({names.TOOL_RESULT: _shortened(result, redact)} if result is not None else {})
+    found = {names.TOOL_ARGUMENTS: _redacted_start(arguments, redact)} if arguments else {}
+    return found | ({names.TOOL_RESULT: _redacted_start(result, redact)} if result is not None else {})
 
 
 def _message(message: Message, redact: Redact) -> dict[str, Any]:
-    text = _shortened(message.text, redact)
+    text = _redacted_start(message.text, redact)
     if message.role == "tool":
         part = {"type": "tool_call_response", "id": message.tool_call_id, "response": text}
         return {"role": "tool", "parts": [part]}
@@ -55,12 +55,12 @@ def _message(message: Message, redact: Redact) -> dict[str, Any]:
         others = [part.get("type", "") for part in message.content if part.get("type") != "text"]
         parts += [{"type": kind, "content": "[left out]"} for kind in others]
     for call in message.tool_calls:
-        arguments = _shortened(call.arguments, redact)
+        arguments = _redacted_start(call.arguments, redact)
         parts.append({"type": "tool_call", "id": call.call_id, "name": call.name, "arguments": arguments})
     return {"role": message.role, "parts": parts}
 
 
-def _shortened(text: str, redact: Redact) -> str:
+def _redacted_start(text: str, redact: Redact) -> str:
     """The beginning of a text without secrets. What is left out anyway costs no time, however long it is."""
     known = redact(text[: TEXT_CHARACTERS + LONGEST_SECRET])
     left = len(known) - TEXT_CHARACTERS + max(0, len(text) - TEXT_CHARACTERS - LONGEST_SECRET)

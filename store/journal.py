@@ -331,7 +331,7 @@ class Journal:
                         submitted.results.append(error)
             give_slots(tx)
             tx.flush()
-        # A predecessor's commit took effect after this journal's start; what its own did late is `repeated`.
+        # A predecessor's commit took effect after this journal's start; late ones of its own were `tried` before.
         unnoticed = tx.end_found is not None and not self._doubted and tx.end_found != self.writer_seq
         if tx.writer_seq is not None:
             self.writer_seq, self._end_known, self._doubted = tx.writer_seq, True, False

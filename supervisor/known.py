@@ -70,5 +70,5 @@ class Known:
         return term == self.term and self.nodes.get(node.handle.node_id) is node
 
     def frames_of(self, node: Node) -> set[str]:
-        """All frames that are watched, and those of this node that will be, or whose deaths are being reported."""
+        """All frames that are watched, and those of this node that are about to be, or whose deaths are reported."""
         return {*self.frames, *node.stock.starting, *node.ending}

@@ -29,7 +29,7 @@ class NodeReport(msgspec.Struct):
 
     Attributes:
         pid: of its process.
-        generation, nodes: whom it acts for, and beside whom; 0 and none before it has heard.
+        generation, nodes: whom it acts for, and beside whom; 0 and none before a supervisor has said so.
         drain: None while it is not drained.
         demand: per placement.
         condemned: frames that the supervisor shall kill.

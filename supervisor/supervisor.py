@@ -279,7 +279,7 @@ class Supervisor:
                 self._tasks.spawn(self._inform(other, learned))
         await node.handle.call("share_rates", self._rates.greeting())
         generation, nodes = self._known.announced
-        if self._tasks.under_way(FENCE) or node.handle.node_id not in nodes:  # it gets the next generation
+        if self._tasks.under_way(FENCE) or node.handle.node_id not in nodes:  # its turn is with the next generation
             return
         self._numbers += 1
         found = await node.handle.call("take_over", generation, self._numbers, nodes)

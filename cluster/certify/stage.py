@@ -262,7 +262,7 @@ class Stage:
                 self._go(self._answer(frame, message))
             await self._processes.release(frame)
             self._frame = None
-            await self._confirm(set(self._uncommitted))
+            await self._clear_uncommitted(set(self._uncommitted))
             await self._service.deaths.frame_died(frame.frame_id, "process_died")
             self._lost.set()
 
@@ -297,7 +297,7 @@ class Stage:
         result = await function(*given)
         finished = {(name, self._key(call.call_id)) for call in batch.calls if call.state != "started"}
         self._finished |= finished
-        await self._confirm(finished)
+        await self._clear_uncommitted(finished)
         await self._pass(Point(REPLY_LOST, name, number, what=what))
         return signature.sent(result)
 
@@ -325,7 +325,7 @@ class Stage:
         async with self._committed:
             await self._committed.wait_for(lambda: not any(name == session for name, _ in self._uncommitted))
 
-    async def _confirm(self, calls: set[Call]) -> None:
+    async def _clear_uncommitted(self, calls: set[Call]) -> None:
         """These calls' results are committed, or gone with their process."""
         async with self._committed:
             self._uncommitted -= calls

@@ -1,9 +1,9 @@
 """Whose turn it is under `understudy certify`: sub-agents in the background end at a moment that is the same each time.
 
-When such a sub-agent ends, its parent learns of it in its round of that moment. That is a matter of time, and would be
-another one after a death. So their answers are put in order: a session gets an answer of its model when the sub-agents
-that it has started in the background have ended, in the order in which they were started; and they get theirs while
-their parent waits, and not while it works, or is about to be resumed.
+When such a sub-agent ends, its parent learns of it in whatever round it is in then. Which one that is depends on
+timing, and would differ after a death. So their answers are put in order: a session gets an answer of its model when
+the sub-agents that it has started in the background have ended, in the order in which they were started; and they get
+theirs while their parent waits, and not while it works, or is about to be resumed.
 """
 
 from __future__ import annotations

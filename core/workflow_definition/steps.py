@@ -221,8 +221,8 @@ class Step(Part, frozen=True):
         fallback: a step that is done instead when it has failed for good, and whose result is its own. It sees the
             failure as `error.code` and `error.message`.
         on_error: what is done when it has failed, and its `fallback` too: the workflow fails (`fail`), or goes on with
-            null as the result (`continue`), after a step that handles that, if there is one here. That step sees
-            `error` as well.
+            null as the result (`continue`), after the step that is given here, if one is. That step sees `error`
+            as well.
         undo: a step that is done if the workflow fails after this one was done, those of later steps before it. It sees
             what this step sees, and this step's result.
         max_concurrency: of `parallel` and `foreach`: how many steps are done at once; left out: all, and of `foreach`

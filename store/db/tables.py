@@ -368,7 +368,7 @@ class Question(NamespaceTable, table=True):
 
 
 class Request(NamespaceTable, table=True):
-    """A request that was done lately, and its result: whoever repeats it gets that again (`requests.py`).
+    """A request that was done lately, and its result: whoever repeats it gets that result again (`requests.py`).
 
     Attributes:
         session_id: whom it concerns; empty for the whole namespace, `schedule NAME` for a schedule, `triage ID`.

@@ -313,7 +313,7 @@ def adopt(tx: Transaction, node_id: str, nodes: list[str]) -> list[str]:
 
     One with a timer that is due soon has work as well: its home fires it.
 
-    Every node service is given the same nodes and has another share. A tree is in one share: it stays together.
+    Every node service is given the same nodes, and takes a share of its own. A tree is in one share: it stays together.
 
     A node that is drained has no share, but keeps what it has: it knows when that can be moved.
 

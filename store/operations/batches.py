@@ -92,8 +92,8 @@ def commit(
     if finish is not None and row.calls_open > 0:
         waiting.drop_all(tx, row)
     first_seq = row.seq + 1
-    prepared_again = (batch.wait == "model" and not asks) or steering.comes_first(tx, row, batch)
-    for entry in batch.entries[: -batch.request_entries or None] if prepared_again else batch.entries:
+    prepare_again = (batch.wait == "model" and not asks) or steering.comes_first(tx, row, batch)
+    for entry in batch.entries[: -batch.request_entries or None] if prepare_again else batch.entries:
         seq = tx.append(row, entry)
         if row.kind == WORKFLOW and begins_record(entry):
             row.record_seq = seq - 1
@@ -105,7 +105,7 @@ def commit(
     if (batch.asks or batch.given_up) and cancel is None:
         _hand_over(tx, row, batch)
     if finish is None and to_agent is None:
-        _set_wait(tx, row, batch, holder, price, prepared_again=prepared_again)
+        _set_wait(tx, row, batch, holder, price, prepare_again=prepare_again)
         return _committed(tx, row, first_seq)
     _go_over(tx, row, to_agent, finish)
     return CommitResult(_ack(tx, row, first_seq), row.wait, over=row.epoch != batch.epoch)
@@ -156,7 +156,7 @@ def _hand_over(tx: Transaction, row: SessionRow, batch: Batch) -> None:
 
 
 def _set_wait(
-    tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None, *, prepared_again: bool
+    tx: Transaction, row: SessionRow, batch: Batch, holder: str, price: Price | None, *, prepare_again: bool
 ) -> None:  # fmt: skip
     if batch.wait == "idle" and row.run_id is None and queues.held_back(tx, row) is not None:
         queues.begin_next(tx, row)
@@ -169,7 +169,7 @@ def _set_wait(
     if batch.wait in (None, "idle") or row.cancel_reason is not None:
         return
     if batch.wait == "model":
-        if prepared_again:
+        if prepare_again:
             row.redone = 1  # hooks saw the call
         else:
             model_calls.begin(tx, row, batch, holder, price)

@@ -1,4 +1,4 @@
-"""Operations of budgets: opening accounts, reserving before a model call, charging after it, admitting sub-agents."""
+"""Operations of budgets: opening accounts, reserving before a model call, booking after it, admitting sub-agents."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reserve(tx: Transaction, row: SessionRow, round_number: int, ask: budgets.As
     """Set aside what a session's model call may take; if an account does not allow it, say which, and do nothing."""
     if row.accounts is None:
         return None
-    charge(tx, row)  # a call that was lost, and not issued again for a run that shall end
+    book(tx, row)  # a call that was lost, and not issued again for a run that shall end
     charges = tx.charges(row)
     granted = budgets.grant(charges, ask, tx.now)
     if isinstance(granted, budgets.Refusal):
@@ -61,7 +61,7 @@ def longest_reply(tx: Transaction, row: SessionRow) -> int:
     return granted.output if granted is not None else 0
 
 
-def charge(tx: Transaction, row: SessionRow, usage: Usage = NO_USAGE, *, rounds: int = 0) -> None:
+def book(tx: Transaction, row: SessionRow, usage: Usage = NO_USAGE, *, rounds: int = 0) -> None:
     """Give back what was reserved for a session's model call and book what it really took."""
     if row.accounts is None:
         return
@@ -71,7 +71,7 @@ def charge(tx: Transaction, row: SessionRow, usage: Usage = NO_USAGE, *, rounds:
     tx.accounts.reserve(row.session_id, "", None)
 
 
-def charge_late(tx: Transaction, row: SessionRow, usage: Usage) -> None:
+def book_late(tx: Transaction, row: SessionRow, usage: Usage) -> None:
     """Book what a late answer took, for which nothing is reserved any more; it is of no run's account."""
     for _, account in tx.charges(row):
         if account["scope"] != "run":

@@ -30,7 +30,7 @@ from .beginnings import (
     start_again,
     timer,
 )
-from .charging import charge, deadline
+from .charging import book, deadline
 from .partial import CANCELLED, finish_calls, last_text, of_worktree, tools_used
 from .upgrades import migrate
 from .waiting import CALL_TIMER, hand_in
@@ -72,7 +72,7 @@ def finish_run(tx: Transaction, row: SessionRow, finish: Finish, *, hold: bool =
         _drop_news(tx, row)
         return
     status, error = _ending(row, finish)
-    charge(tx, row)
+    book(tx, row)
     tx.update_run(
         row.session_id, run_id, status=status, text=storable(finish.text), output=finish.output, error=error,
         rounds=row.round, usage=row.run_usage, started_at=row.run_started_at, finished_at=tx.now,

@@ -136,11 +136,11 @@ def answer(
             tool_calls=len(got.tool_calls),
         )  # fmt: skip
     if not won:
-        charging.charge_late(tx, row, got.usage)
+        charging.book_late(tx, row, got.usage)
         tx.append(row, event)
         return AnswerResult(False)
     row.run_usage = (Usage.from_wire(row.run_usage) + got.usage).to_wire()
-    charging.charge(tx, row, got.usage, rounds=0 if failed else 1)
+    charging.book(tx, row, got.usage, rounds=0 if failed else 1)
     message: Message | None = None
     calls: tuple[CallState, ...] = ()
     if failed:

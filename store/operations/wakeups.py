@@ -78,7 +78,7 @@ def answer(tx: Transaction, row: SessionRow, asked: Ask) -> tuple[str, str]:
         found = schedule(tx, row.session_id, name, prompt, seconds, every)
     except UnderstudyError as error:
         return "error", error.message
-    what = {"scheduled": "is scheduled", "replaced": "is scheduled again", "unchanged": "was scheduled before"}
+    what = {"scheduled": "is scheduled", "replaced": "is rescheduled", "unchanged": "was scheduled before"}
     return "ok", f"wakeup {name} {what[found.outcome]}: it is {_due(found.due_at, every, tx.now)}"
 
 

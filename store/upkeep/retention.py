@@ -63,8 +63,8 @@ def _idle() -> tuple[Any, ...]:
 def _with_jobs(namespace: str) -> Any:
     """Selects the roots of trees that will have work, unasked: they have wakeups, or commands at work."""
     woken = select(TIMER.c.session_id).where(TIMER.c.namespace == namespace, TIMER.c.name.startswith(WAKEUP_TIMER))
-    commanded = select(COMMAND.c.session_id).where(COMMAND.c.namespace == namespace, COMMAND.c.ended_at == 0)
-    jobs = or_(SESSION.c.session_id.in_(woken), SESSION.c.session_id.in_(commanded))
+    with_commands = select(COMMAND.c.session_id).where(COMMAND.c.namespace == namespace, COMMAND.c.ended_at == 0)
+    jobs = or_(SESSION.c.session_id.in_(woken), SESSION.c.session_id.in_(with_commands))
     return select(SESSION.c.root_id).where(SESSION.c.namespace == namespace, jobs)
 
 
