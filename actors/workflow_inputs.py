@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from understudy.errors import InvalidInput
+from understudy.problem_texts import listed
 from understudy.workflow_definition.problems import listing, meant
 from understudy.workflow_definition.steps import Definition
 
@@ -33,9 +34,9 @@ def checked_inputs(definition: Definition, inputs: dict[str, Any]) -> dict[str, 
         problems += [{"field": name, "problem": problem} for problem in misfits(found[name], schema)]
     if problems:
         problems.sort(key=lambda item: item["field"])
-        listed = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
         raise InvalidInput(
-            f"the inputs of workflow {definition.name!r} can't be used: {listed}", details={"problems": problems}
+            f"the inputs of workflow {definition.name!r} can't be used: {listed(problems)}",
+            details={"problems": problems},
         )
     return found
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import InvalidSpec
+from .problem_texts import described
 from .suggestions import did_you_mean
 
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
@@ -76,13 +77,3 @@ def _models_in(annotation: Any) -> Iterator[Any]:
         yield annotation
     for inner in get_args(annotation):
         yield from _models_in(inner)
-
-
-def listed(problems: list[dict[str, str]]) -> str:
-    """What is wrong, each with the field that it is about."""
-    return "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
-
-
-def described(what: str, problems: list[dict[str, str]]) -> str:
-    """That something has so many problems, and which."""
-    return f"{what} has {len(problems)} problem{'s' if len(problems) != 1 else ''}: {listed(problems)}."

@@ -10,8 +10,8 @@ from typing import Any
 
 from understudy.errors import InvalidSpec
 from understudy.manifest import AGENTS
+from understudy.problem_texts import described
 from understudy.spec import AgentSpec
-from understudy.strict import described
 
 from .agent_resolving import Resolving
 from .agent_text import read_text

@@ -10,9 +10,9 @@ from typing import Any
 from understudy.access import Worktree
 from understudy.actors.tools import BUILTIN_TOOLS, TOOL_GROUPS, tool_names
 from understudy.errors import InvalidInput, InvalidSpec
+from understudy.problem_texts import listed
 from understudy.skills import LOAD_SKILL
 from understudy.spec import AgentSpec, Budget
-from understudy.strict import listed
 
 from .agent_file import read_agent
 from .agent_resolving import import_from

@@ -30,9 +30,9 @@ from understudy.identifiers import digest
 from understudy.manifest import AGENTS, below, without_bytes
 from understudy.mcp_servers import McpServer
 from understudy.placement import DEFAULT, placement_key
+from understudy.problem_texts import listed
 from understudy.skills import LOAD_SKILL
 from understudy.spec import AgentSpec, Budget, Delegation, WorkflowLimits, each
-from understudy.strict import listed
 from understudy.windows import known_window
 from understudy.workflows import CREATE_WORKFLOW
 from understudy.worktrees import of_repository

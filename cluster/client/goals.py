@@ -9,8 +9,8 @@ from understudy.access import Worktree
 from understudy.actors.goal import EVALUATOR_INSTRUCTIONS, VERDICT_SCHEMA, goal
 from understudy.actors.workflow import WorkflowDefinition
 from understudy.errors import InvalidInput, InvalidSpec
+from understudy.problem_texts import listed
 from understudy.spec import AgentSpec, Budget
-from understudy.strict import listed
 from understudy.workflows import GOAL, MOST_GOAL_ROUNDS
 
 from .compiling import require_own_workspace

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from understudy.errors import InvalidInput, InvalidSpec
-from understudy.strict import described
+from understudy.problem_texts import described
 from understudy.workflow_definition.checking import converted
 from understudy.workflow_definition.steps import Definition
 from understudy.workflow_definition.text import FORMS, LONGEST_TEXT, DefinitionText, NoDefinition, read_text

@@ -15,7 +15,7 @@ from understudy.actors.workflow_interpreter import as_workflow
 from understudy.actors.workflow_record import input_values, parameter_types, read_input
 from understudy.errors import InvalidInput, InvalidSpec, UnderstudyError
 from understudy.json_text import from_json, to_json
-from understudy.strict import listed
+from understudy.problem_texts import listed
 from understudy.workflow_definition.text import FORMS as SUFFIXES
 
 from .agent_file import read_agent

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidSpec
+from ..problem_texts import described
 from .limits import Limits
 from .limits import look as look_at_limits
 from .meaning import Meaning
@@ -31,13 +32,13 @@ def definition_problems(
     problems = Problems()
     order = places_of(data, problems)
     if order is None:
-        return problems.listed(())
+        return problems.in_order(())
     named = with_names(data)
     look(named, problems)
     Meaning(problems, agents=agents, tools=tools).look(named)
     if limits is not None:
         look_at_limits(named, limits, problems)
-    return problems.listed(order)
+    return problems.in_order(order)
 
 
 def read_definition(
@@ -50,9 +51,7 @@ def read_definition(
     """
     problems = definition_problems(data, agents=agents, tools=tools)
     if problems:
-        listed = "; ".join(f"{item['field']}: {item['problem']}" for item in problems)
-        number = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
-        raise InvalidSpec(f"the workflow has {number}: {listed}.", details={"problems": problems})
+        raise InvalidSpec(described("the workflow", problems), details={"problems": problems})
     return converted(data)
 
 

@@ -49,7 +49,7 @@ class Problems:
         """No more are reported."""
         return len(self._found) >= MOST_PROBLEMS
 
-    def listed(self, order: Iterable[Place]) -> list[dict[str, str]]:
+    def in_order(self, order: Iterable[Place]) -> list[dict[str, str]]:
         """They, as `{"field", "problem"}`, in this order of the places that there are; what something lacks comes
         first of what is wrong within it."""
         where = {place: number for number, place in enumerate(order)}

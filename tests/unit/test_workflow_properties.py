@@ -127,7 +127,7 @@ def agree(data: Any) -> bool:
     what makes a definition of it must take it then."""
     problems = Problems()
     look(data, problems)
-    found = problems.listed(())
+    found = problems.in_order(())
     assert (found == []) is VALIDATOR.is_valid(data), (data, found)
     if not found:
         msgspec.convert(data, Definition)
